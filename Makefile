@@ -1,0 +1,33 @@
+# Two commands for a stranger: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+export OPENBLAS_NUM_THREADS = 1
+export OMP_NUM_THREADS = 1
+.PHONY: setup demo test test-slow lint format render bench clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	$(BIN)/python -m workflows.submit --folds 3 --backend local
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info

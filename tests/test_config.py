@@ -1,0 +1,39 @@
+"""Config: every shipped profile builds; a wrong key, value or name is one clear line."""
+
+import pytest
+
+from trainer.config import load_config, profile_names
+from trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_shipped_profiles_build(name):
+    assert load_config(name).profile == name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["env.fee_tick=1"], ["env.fee_tick", "did you mean 'env.fee_ticks'"]),
+        (["env.n_backtests=63"], ["learn.batch 64 must divide env.n_backtests 63"]),
+        (["env.fee_ticks=-1"], ["env.fee_ticks", "-1"]),
+        (["fee=1"], ["section.key=value"]),
+    ],
+)
+def test_bad_overrides_name_the_key(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        load_config("cpu-demo", overrides)
+    assert error.value.exit_code == 2
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_unknown_profile_shows_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'cpu-demo'"):
+        load_config("cpu-dem")
+
+
+def test_identity_ignores_how_a_run_is_carried_out():
+    a = load_config("cpu-demo", ["run.n_steps=10", "run.device=cpu"])
+    assert a.digest() == load_config("cpu-demo").digest()
+    assert a.digest() != load_config("cpu-demo", ["learn.seed=1"]).digest()

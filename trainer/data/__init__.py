@@ -1,0 +1,1 @@
+"""Stage 1: market files -> canonical book frames -> features -> feature cache -> folds."""

@@ -1,0 +1,154 @@
+"""The device vocabulary: `launch`, `gemm`, `copy`, and Regions built of them. One code path for every backend.
+
+Region code never asks which backend it is on. On NumPy a launch runs the kernel's reference; on CUDA it runs NAME.cu,
+eagerly or inside a captured graph. `RecordingDevice` (recording.py) freezes pointers and Python numbers the way a
+capture does, so tests find host decisions that hide inside a region without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kernels.spec import Kernel
+from trainer.errors import UsageError
+
+ALIGN = 256  # bytes; what cuBLAS and vector loads want, and what keeps bits equal from run to run
+
+
+class Region:
+    """A step that reads and writes preallocated arrays: no arguments, no result.
+
+    The first WARMUP calls run eagerly: they compile kernels and size pools, and are real steps, so that both modes have
+    one trajectory. Recording does not execute, so the recorded graph is launched at once.
+    """
+
+    WARMUP = 2
+
+    def __init__(self, body: Callable[[], None], name: str, recorder: Any = None):
+        self.body, self.name, self.recorder = body, name, recorder
+        self.calls = 0
+        self.graph: Any = None
+
+    def __call__(self) -> None:
+        if self.recorder is None:
+            self.body()
+        elif self.calls < self.WARMUP:
+            self.recorder.run(self.body)
+        else:
+            if self.graph is None:
+                self.graph = self.recorder.record(self.body)
+            self.graph.launch()
+        self.calls += 1
+
+
+class Device:
+    """What Region code may use. Subclasses: NumpyDevice, RecordingDevice (tests), CudaDevice."""
+
+    name = "abstract"
+    recorder: Any = None
+
+    # -- memory, outside regions --
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        raise NotImplementedError
+
+    def fill(self, array: Any, value: Any) -> None:
+        """Sets an array from a scalar or a host array (outside regions)."""
+        raise NotImplementedError
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """A host copy (outside regions; synchronises on CUDA)."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        pass
+
+    # -- the vocabulary, inside regions --
+    def launch(self, kernel: Kernel, *values: Any) -> None:
+        """Runs a kernel over arrays and constants, in the order of its argument table."""
+        raise NotImplementedError
+
+    def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
+        """out[m, n] = op(a) @ op(b) + beta * out, row-major 2-D; ta/tb transpose; beta is 0.0 or 1.0."""
+        raise NotImplementedError
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """dst[...] = src, same shape and dtype, both contiguous."""
+        raise NotImplementedError
+
+    def zero(self, array: Any) -> None:
+        raise NotImplementedError
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Work that may overlap with its sibling branches until `join()`. In order on CPU; forked streams on CUDA."""
+        yield
+
+    def join(self) -> None:
+        """Waits (on the device) for every branch opened since the last join."""
+
+    def region(self, body: Callable[[], None], name: str) -> Region:
+        return Region(body, name, self.recorder)
+
+
+class NumpyDevice(Device):
+    """Runs the references. Deterministic: BLAS is pinned to one thread by the command line."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        # Arrays are allocated once and live for the run, so a launch with the same arrays was checked before. The
+        # values are kept beside the key: an id() may be reused only after its object died.
+        self._checked: dict[tuple[str, tuple[int, ...]], tuple[Any, ...]] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        dtype = np.dtype(dtype)
+        n = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = np.empty(n + ALIGN, np.uint8)
+        start = -raw.ctypes.data % ALIGN
+        return raw[start : start + n].view(dtype).reshape(shape)
+
+    def fill(self, array: np.ndarray, value: Any) -> None:
+        array[...] = value
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array, copy=True)
+
+    def launch(self, kernel: Kernel, *values: Any) -> None:
+        key = (kernel.name, tuple(map(id, values)))
+        if key not in self._checked:
+            kernel.bind(values)
+            self._checked[key] = values
+        kernel.reference(*values)
+
+    def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
+        a, b = (a.T if ta else a), (b.T if tb else b)
+        if beta == 0.0:
+            np.matmul(a, b, out=out)
+        else:
+            out += a @ b
+
+    def copy(self, dst: np.ndarray, src: np.ndarray) -> None:
+        np.copyto(dst, src, casting="no")
+
+    def zero(self, array: np.ndarray) -> None:
+        array.fill(0)
+
+
+def open_device(name: str = "auto") -> Device:
+    """`cpu`, `cuda`, or `auto` (CUDA when a GPU and cupy are there). Raises UsageError when it is not to be had."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {name}: unknown device; choose auto, cpu or cuda")
+    if name == "cpu":
+        return NumpyDevice()
+    from trainer.device.cuda import CudaDevice, why_unavailable
+
+    reason = why_unavailable()
+    if reason is None:
+        return CudaDevice()
+    if name == "cuda":
+        raise UsageError(f"--device cuda: {reason}")
+    return NumpyDevice()

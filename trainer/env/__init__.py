@@ -1,0 +1,1 @@
+"""Stage 2: backtest environments: book fills, costs, positions, rewards."""

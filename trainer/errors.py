@@ -1,0 +1,65 @@
+"""Every failure a user can meet, and the exit code by which workflows act on it.
+
+FoxhuntError                       1  a bug, unless a subclass says otherwise
+  UsageError                       2  flags, config keys, run ids
+    ConfigError                    2  a config value or key
+    DataError                      2  market files and what is in them
+    CheckpointError                2  a checkpoint that can't be used
+    LeaseError                     2  a fold folder that another process owns
+  GateFailed                       3  the study ran; a gate criterion was not met
+  Interrupted                     75  a signal or a transient fault; state saved, run again to go on
+  CrashLoop                       76  three unexplained deaths in a row without a new checkpoint
+  OutOfMemory                     77  the memory guard fired; state saved
+
+The first line of every message says what is wrong and where; the last says what to do.
+"""
+
+
+class FoxhuntError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is what the process ends with."""
+
+    exit_code = 1
+
+
+class UsageError(FoxhuntError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class DataError(UsageError):
+    pass
+
+
+class CheckpointError(UsageError):
+    pass
+
+
+class LeaseError(UsageError):
+    pass
+
+
+class GateFailed(FoxhuntError):
+    exit_code = 3
+
+
+class Interrupted(FoxhuntError):
+    exit_code = 75
+
+
+class CrashLoop(FoxhuntError):
+    exit_code = 76
+
+
+class OutOfMemory(FoxhuntError):
+    exit_code = 77
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """ " (did you mean 'x'?)" for the closest of `known`, or "" when none is close."""
+    import difflib
+
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,0 +1,1 @@
+"""Stage 4: replay, optimizer, controllers, state, regions, loop, checkpoint, metrics."""

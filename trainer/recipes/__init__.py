@@ -1,0 +1,1 @@
+"""Recipes: which regions exist and the cadence between them."""

@@ -1,0 +1,1 @@
+"""Stage 5: evaluation, statistics, fold result, gate, report."""
