@@ -82,6 +82,6 @@ class Kernel:
                 want = int(letter) if letter.isdigit() else sizes.setdefault(letter, size)
                 if want != size:
                     raise ValueError(
-                        f"kernel {self.name}: {arg.name} has shape {value.shape}, expected [{arg.shape}], {letter}={want}"
+                        f"kernel {self.name}: {arg.name} has shape {value.shape}, not [{arg.shape}], {letter}={want}"
                     )
         return sizes
