@@ -1,4 +1,4 @@
-"""Philox4x32-10: a counter-based random number generator, the same on every backend (Salmon et al., SC'11, section 3.3).
+"""Philox4x32-10: a counter-based random number generator, the same on every backend (Salmon et al. 2011, section 3.3).
 
 Random numbers are a pure function of (seed, step, row, purpose): reproducible across backends and batch splits, and a
 resumed run draws what the undisturbed one would have drawn.
