@@ -1,8 +1,8 @@
 """RecordingDevice: freezes pointers and Python numbers the way a CUDA capture does, on NumPy. For tests.
 
 While recording, `launch`, `gemm`, `copy`, `zero` and ufuncs with `out=` are put on a tape and not executed; anything
-that a capture could not do (allocation, reading a value on the host) raises RecordingRefused. Replaying the tape is what
-a graph launch does, so a region that hides a host decision differs from eager execution at some replay.
+that a capture could not do (allocation, reading a value on the host) raises RecordingRefused. Replaying the tape is
+what a graph launch does, so a region that hides a host decision differs from eager execution at some replay.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""The ledger says why each attempt ended, spends nothing on interruptions, and stops a crash loop."""
+
+import pytest
+
+from trainer.errors import CrashLoop
+from trainer.learn.ledger import LEDGER, Ledger, classify, read_attempts
+
+
+def die(folder, step, monkeypatch, code="139"):
+    ledger = Ledger(folder)
+    ledger.start(step)
+    monkeypatch.setenv("FOXHUNT_LAST_EXIT_CODE", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message", "why"),
+    [
+        (75, "Failed", "", "interrupted"),
+        (77, "Failed", "", "out of memory"),
+        (-1, "Error", "pod deleted", "interrupted"),
+        (-1, "Failed", "The node had condition: [DiskPressure], Evicted", "interrupted"),
+        (137, "Failed", "OOMKilled (exit code 137)", "interrupted"),
+        (137, "Failed", "Error (exit code 137)", "killed"),
+        (None, "", "", "killed"),
+        (139, "Failed", "", "crashed"),
+        (1, "Failed", "", "crashed"),
+    ],
+)
+def test_classify(code, status, message, why):
+    assert classify(code, status, message) == why
+
+
+def test_three_deaths_without_progress_are_a_crash_loop(tmp_path, monkeypatch):
+    for _ in range(3):
+        die(tmp_path, 500, monkeypatch)
+    with pytest.raises(CrashLoop, match="3 attempts in a row died after step 500") as error:
+        Ledger(tmp_path).start(500)
+    assert error.value.exit_code == 76
+    again = Ledger(tmp_path)
+    again.start(500)  # a person who runs it again gets a fresh start
+    assert again.attempt == 4
+
+
+def test_a_new_checkpoint_or_an_interruption_resets_the_count(tmp_path, monkeypatch):
+    die(tmp_path, 500, monkeypatch)
+    die(tmp_path, 500, monkeypatch)
+    die(tmp_path, 1000, monkeypatch)
+    die(tmp_path, 1000, monkeypatch, code="75")
+    die(tmp_path, 1000, monkeypatch)
+    die(tmp_path, 1000, monkeypatch)
+    Ledger(tmp_path).start(1000)
+
+
+def test_ends_are_read_back_and_a_torn_line_is_skipped(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.start(0)
+    ledger.end(700, "interrupted", 75)
+    with open(tmp_path / LEDGER, "ab") as file:
+        file.write(b'{"event": "start", "att')
+    ledger = Ledger(tmp_path)
+    ledger.start(700)
+    first, second = read_attempts(tmp_path)
+    assert (first.why, first.exit_code, first.last_step) == ("interrupted", 75, 700)
+    assert (second.attempt, second.why, second.ended) == (1, "running", None)
