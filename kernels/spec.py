@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 REAL = "real"  # float32 in training; float64 when a reference is checked
-Launch = Callable[[Mapping[str, int], Mapping[str, Any]], tuple[tuple[int, ...], tuple[int, ...], int]]
+Grid = tuple[int, ...]
+# (sizes, scalars) -> (grid, block, shared bytes), or a list of (entry point, grid, block, shared bytes): functions of one
+# source that run in that order over the same arguments, for what needs the whole grid to have finished a phase.
+Launch = Callable[[Mapping[str, int], Mapping[str, Any]], tuple[Grid, Grid, int] | list[tuple[str, Grid, Grid, int]]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Kernel:
     name: str
     args: tuple[Arg, ...]
     reference: Callable[..., None]
-    launcher: Launch | None = None  # (sizes, scalars) -> grid, block, shared bytes; for the CUDA side
+    launcher: Launch | None = None  # for the CUDA side
     tolerance: tuple[float, float, str] = (1e-6, 1e-5, "float32 rounding")
     constants: Mapping[str, Any] = field(default_factory=dict)  # #define'd before the CUDA source
 

@@ -1,7 +1,7 @@
 """Log-only metrics: JSON lines in the fold folder and on stdout; on a terminal one progress bar instead.
 
-One file an attempt (`metrics-<attempt>.jsonl`), read as one series: lines of an earlier attempt past the step from which
-the next one resumed are superseded, never doubled.
+One file an attempt (`metrics-<attempt>.jsonl`), read as one series: lines of an earlier attempt past the step from
+which the next one resumed are superseded, never doubled.
 """
 
 from __future__ import annotations
