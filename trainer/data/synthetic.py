@@ -3,7 +3,7 @@
 `synthetic[:signal=0.75,rows=40000,seed=0]`. A row is one decision, 100 ms after the one before; prices in ticks:
 
     x_t      = phi x_{t-1} + sqrt(1 - phi^2) eps,  phi = 0.2        latent pressure, stationary N(0, 1)
-    d_t      = 2 U - N,  N ~ Poisson(6),  U ~ Binomial(N, (1 + signal tanh x_{t-2}) / 2)         jump of the mid into row t
+    d_t      = 2 U - N,  N ~ Poisson(6),  U ~ Binomial(N, (1 + signal tanh x_{t-2}) / 2)     jump of the mid into row t
     spread   = 1 <-> 2, P(1 -> 2) = 0.05, P(2 -> 1) = 0.5; a fair coin picks the side that moves
     sizes    = max(1, round(exp(ln(20 (1 + 0.15 k)) +- 0.4 0.85^k (x_t + 0.7 c_t) + 0.6 eps))),  + bid, - ask, k = 0..9
     volume   = round(10 (x_t + 0.7 eps)), signed
@@ -12,8 +12,8 @@
 So x_t drives the move from row t + 1 to row t + 2: the first move that an order with one row of latency can earn. At
 signal 0 the mid is a martingale: the negative control, in which a study must find no edge.
 
-Every draw is Philox with counter (row, block, SYNTHETIC) and the seed as key: the same series on every machine, whatever
-the chunking; another signal or another number of rows keeps the draws.
+Every draw is Philox with counter (row, block, SYNTHETIC) and the seed as key: the same series on every machine, in any
+chunks; another signal or another number of rows keeps the draws.
 """
 
 from __future__ import annotations
