@@ -164,7 +164,7 @@ class CudaDevice(Device):
             free, total = self.cp.cuda.runtime.memGetInfo()
             need = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             raise UsageError(
-                f"GPU memory: {need / 2**20:.0f} MiB more are needed, {free / 2**20:.0f} of {total / 2**20:.0f} are free\n"
+                f"GPU memory: {need >> 20} MiB more are needed, {free >> 20} of {total >> 20} MiB are free\n"
                 "lower --n-backtests or --per-capacity, or use a coarser data.sample"
             ) from None
 

@@ -1,0 +1,49 @@
+"""Structured logs: readable lines on stderr, the same lines in the fold folder's log file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+
+_file: IO[str] | None = None
+
+
+class _Tee:
+    """A structlog logger that prints to stderr and to the open log file, if there is one."""
+
+    def msg(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+        if _file is not None:
+            print(message, file=_file, flush=True)
+
+    log = debug = info = warning = error = critical = exception = failure = msg
+
+
+def configure_logs() -> None:
+    """Call once at the start of a command."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
+        ],
+        logger_factory=lambda *_: _Tee(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def log_to(path: Path) -> None:
+    """Also appends every line to `path` from now on."""
+    global _file
+    if _file is not None:
+        _file.close()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _file = open(path, "a", encoding="utf-8")
+
+
+def bind(**values: Any) -> None:
+    structlog.contextvars.bind_contextvars(**values)
