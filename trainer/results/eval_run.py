@@ -130,7 +130,7 @@ def fills_from_path(
 
 @dataclass(frozen=True)
 class Trades:
-    """Round trips (flat to flat, or up to a flip) in the order of their ends. Arrays [n]; money int64 in 1/1000 tick."""
+    """Round trips (flat to flat, or up to a flip) in the order of their ends. Arrays [n], money int64 1/1000 tick."""
 
     entry_at: np.ndarray  # int64: index of the decision of the first fill
     exit_at: np.ndarray  # int64: of the last fill

@@ -21,6 +21,7 @@ MIN_BLOCKS = 5  # fewer say nothing about spread: the t quantile then lies outsi
 MINUTE_NS = 60_000_000_000
 DAY_NS = 86_400_000_000_000
 MIN_DAYS = 20  # from here on PnL is sampled by UTC day
+POOL = 2**32 - 1
 EULER_GAMMA = 0.5772156649015329
 _NORMAL = NormalDist()
 
@@ -106,7 +107,7 @@ def block_sums(series: Series) -> np.ndarray:
 
 
 def bootstrap_rng(seed: int, stream: int = 0) -> np.random.Generator:
-    """Draws for resampling, keyed like every other draw of a run. `stream` separates folds (the pool is stream 2**32-1)."""
+    """Draws for resampling, keyed like every other draw of a run. `stream` tells folds apart, POOL is all of them."""
     key = np.array([(KEY1 << 32) | seed, (int(Purpose.BOOTSTRAP) << 32) | stream], np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
@@ -187,7 +188,7 @@ def pooled_interval(blocks: np.ndarray, samples: int, confidence: float, rng: np
         return Interval(
             None,
             None,
-            f"{k} blocks of PnL in all folds, needs {MIN_BLOCKS}: more rows, or lower eval.bootstrap_block_min",
+            f"{k} blocks of PnL in all folds, {MIN_BLOCKS} needed: more rows, or lower eval.bootstrap_block_min",
         )
     total, _ = resampled_moments(blocks, 1, samples, rng)
     return percentile_interval(total, confidence, k)
@@ -250,7 +251,7 @@ class Deflated:
 def deflated_sharpe(x: Any, trials: int, variance: float | None = None) -> Deflated:
     """Deflated Sharpe ratio of PnL samples x (2014, equation 2).
 
-    `variance` of the Sharpe ratios across trials; None: what a Sharpe ratio of n samples has without skill, 1 / (n - 1).
+    `variance` of the Sharpe ratios across trials; None: 1 / (n - 1), that of n samples without skill.
     """
     x = np.asarray(x, np.float64)
     sr, reason = sharpe_ratio(x)
