@@ -1,7 +1,7 @@
 """Features: one causal row of F float32 a book row. F = 56 for ten levels; the table `columns()` is the definition.
 
-Row t reads rows <= t of its own session only: state starts afresh at a session's first row, where all that compares with
-the row before is 0. A `FeatureStream` carries its state from chunk to chunk, so the chunking never changes a bit.
+Row t reads rows <= t of its own session only: state starts afresh at a session's first row, where all that compares
+with the row before is 0. A `FeatureStream` carries its state from chunk to chunk, so the chunking never changes a bit.
 NaN and infinity never appear; a level that is not there counts as one tick beyond the last one, with size 0.
 """
 

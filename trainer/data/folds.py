@@ -3,8 +3,9 @@
     window i:      [ train slice | purge | validation slice | purge ][ test window = window i + 1 ]
 
 The purge is taken from the train side only, so test windows never move. It is as long as the furthest that a train row
-reaches ahead (label, n-step return, episode) or a test row reaches back (features, encoder window): no test row shares an
-input or an outcome with a train row. The validation slice is the last share of what the purge at the window's end leaves. (Purging: Lopez de Prado, Advances in Financial Machine Learning, 2018, section 7.4.1.)
+reaches ahead (label, n-step return, episode) or a test row reaches back (features, encoder window): no test row shares
+an input or an outcome with a train row. The validation slice is the last share of what the purge at the window's end
+leaves. (Purging: Lopez de Prado, Advances in Financial Machine Learning, 2018, section 7.4.1.)
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ def _check_sessions(session: np.ndarray, rows: Slice, plan: FoldPlan, where: str
     need, longest = plan.warmup + plan.n_step + 1, longest_session(session, rows)
     if longest < need:
         raise DataError(
-            f"{where}: its longest session has {longest} rows, at least {need} are needed; nothing crosses a session gap\n"
-            f"raise data.session_gap_s above the usual gap between rows, or lower net.window ({plan.window})"
+            f"{where}: its longest session has {longest} rows, at least {need} are needed\n"
+            f"nothing crosses a session gap: raise data.session_gap_s above the usual gap between rows, or lower "
+            f"net.window ({plan.window})"
         )
 
 

@@ -7,7 +7,6 @@ is unknown, and unlimited.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,25 +99,24 @@ def open_market(path: str | Path) -> Market:
     return Market(**arrays, meta=meta)
 
 
-def market_from_series(series: Series, sampling: str = "as given", digest: str = "") -> Market:
+def market_from_series(series: Series) -> Market:
     """A Market in memory, features included: for tests and short series."""
     from trainer.data.features import FeatureStream
 
     stream = FeatureStream(series.info.levels)
-    parts = [{"features": stream.push(frame), **vars(frame)} for frame in series.chunks()]
+    parts = [{**vars(frame), "features": stream.push(frame)} for frame in series.chunks()]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
-    return Market(**arrays, meta=make_meta(series, sampling, digest))
+    return Market(**arrays, meta=make_meta(series))
 
 
 def synthetic_market(uri: str = "synthetic", levels: int = 10) -> Market:
     """The synthetic market in memory."""
     from trainer.data.synthetic import SyntheticSeries, parse_synthetic
 
-    series = SyntheticSeries(parse_synthetic(uri), levels)
-    return market_from_series(series, digest=series.digest)
+    return market_from_series(SyntheticSeries(parse_synthetic(uri), levels))
 
 
-def make_meta(series: Series, sampling: str, digest: str) -> MarketMeta:
+def make_meta(series: Series) -> MarketMeta:
     """The description of a series whose chunks have all been read (its cleaning counts are complete by then)."""
     from trainer.data.features import columns, look_back
 
@@ -130,19 +128,14 @@ def make_meta(series: Series, sampling: str, digest: str) -> MarketMeta:
         multiplier=info.multiplier,
         levels=info.levels,
         schema=info.schema,
-        sampling=sampling,
+        sampling=info.sampling,
         features=[c.name for c in table],
         std_floor=[c.std_floor for c in table],
         look_back=look_back(info.levels),
-        data_digest=digest,
+        data_digest=series.digest,
         cleaning=dict(info.cleaning),
         notes=list(info.notes),
     )
-
-
-def row_bytes(arrays: Iterable[np.ndarray]) -> int:
-    """Bytes of one row over all columns."""
-    return sum(int(np.prod(a.shape[1:], dtype=np.int64)) * a.itemsize for a in arrays)
 
 
 def column_shapes(levels: int, n_features: int, rows: int) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -97,7 +97,7 @@ class SyntheticSeries:
 
     def __init__(self, cfg: SyntheticConfig, levels: int = LEVELS):
         self.cfg = cfg
-        self.info = SeriesInfo(symbol=SYMBOL, tick_size=TICK_SIZE, multiplier=1.0, levels=levels, schema=SCHEME)
+        self.info = SeriesInfo(SYMBOL, TICK_SIZE, levels=levels, schema=SCHEME, sampling=f"{ROW_NS // 1_000_000}ms")
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,101 @@
+"""Stage 1, whole: market files or the synthetic market -> feature cache and fold list."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from trainer.config import StudyConfig
+from trainer.data.folds import Fold, FoldPlan, make_folds
+from trainer.data.frame import Series
+from trainer.data.fxcache import find_or_build
+from trainer.data.market import MarketMeta, open_market
+from trainer.data.synthetic import SyntheticSeries, is_synthetic, parse_synthetic
+from trainer.errors import UsageError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class PrecomputeResult:
+    cache: Path  # the feature cache file: `open_market(cache)`
+    folds: list[Fold]
+    rows: int
+    data_digest: str  # SHA-256 of the input
+    meta: MarketMeta
+
+
+def precompute(
+    paths: Sequence[str | Path], cfg: StudyConfig, cache_dir: str | Path, run_dir: str | Path
+) -> PrecomputeResult:
+    """Finds or builds the feature cache of `paths` (files, or one synthetic URI) and writes `<run_dir>/folds.json`.
+
+    The cache is kept even when the folds don't fit: it is valid, and other settings may use it. Raises UsageError,
+    DataError.
+    """
+    series = open_input([str(p) for p in paths], cfg)
+    cache = find_or_build(series, cfg.data, cache_dir)
+    market = open_market(cache)
+    meta = market.meta
+    log.info(cleaning_line(meta), symbol=meta.symbol, rows=len(market), sampling=meta.sampling)
+    for note in meta.notes:
+        log.info(note)
+    folds = make_folds(market.ts, market.session, FoldPlan.of(cfg, meta.look_back))
+    write_folds(Path(run_dir), folds)
+    return PrecomputeResult(cache, folds, len(market), meta.data_digest, meta)
+
+
+def open_input(uris: list[str], cfg: StudyConfig) -> Series:
+    """The series behind `--data`: market files in time order, or one synthetic market."""
+    if not uris:
+        raise UsageError("no data given\nuse --data FILE (several make one series) or --data synthetic")
+    if any(is_synthetic(uri) for uri in uris):
+        if len(uris) > 1:
+            raise UsageError(
+                f"--data {' '.join(uris)}: a synthetic market can't be joined to other data\ngive one of them"
+            )
+        return SyntheticSeries(parse_synthetic(uris[0]), cfg.data.levels)
+    from trainer.data.inputs import open_series
+
+    return open_series(uris, cfg.data)
+
+
+def cleaning_line(meta: MarketMeta) -> str:
+    """`dropped pre-open=925 crossed=0 ...`: rows that each cleaning rule took away."""
+    counts = " ".join(f"{rule}={n}" for rule, n in meta.cleaning.items())
+    return f"dropped {counts}" if counts else "dropped nothing"
+
+
+def write_folds(run_dir: Path, folds: list[Fold]) -> Path:
+    """`folds.json`: a list, one object a fold. Written whole or not at all."""
+    path = run_dir / "folds.json"
+    part = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with part.open("w") as file:
+            json.dump([fold.to_json() for fold in folds], file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(
+            f"{path}: can't be written: {error.strerror}\nfree some space or choose another --runs"
+        ) from None
+    return path
+
+
+def read_folds(run_dir: str | Path) -> list[Fold]:
+    """The folds of a run. Raises UsageError where `folds.json` is missing or not a fold list."""
+    path = Path(run_dir) / "folds.json"
+    try:
+        return [Fold.from_json(tree) for tree in json.loads(path.read_text())]
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no fold list\nrun precompute for this run id first") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: not a fold list ({error})\nrun precompute again") from None
