@@ -111,6 +111,10 @@ KERNEL = Kernel(
         Arg("lr_decay_steps", "int64", "scalar", doc="updates until the learning rate is 0; 0: no decay"),
     ),
     adam_arena,
+    launcher=lambda sizes, scalars: [
+        ("adam_arena", (PARTS, sizes["SEG"]), (256,), 0),
+        ("adam_arena_finish", (1,), (PARTS,), 0),
+    ],
     tolerance=(1e-7, 1e-5, "float32 square root and division; moments of the same values"),
     constants=cuda_constants() | {"PARTS": PARTS, "N_GROUPS": len(GROUPS)},
 )

@@ -38,6 +38,10 @@ KERNEL = Kernel(
         Arg("isv", REAL, "inout", str(SIZE), "writes grad_norm"),
     ),
     grad_norm,
+    launcher=lambda sizes, scalars: [
+        ("grad_norm", (PARTS,), (256,), 0),
+        ("grad_norm_finish", (1,), (256,), 0),
+    ],
     tolerance=(0.0, 1e-5, "float32 sums of S / 256 squares, then of 256 parts"),
     constants=cuda_constants() | {"PARTS": PARTS},
 )

@@ -72,5 +72,6 @@ KERNEL = Kernel(
         Arg("q_greedy", "int32", "out", "B", "valid argmax of E[Z]: a diagnostic"),
     ),
     policy_sample,
+    launcher=lambda sizes, scalars: ((-(-sizes["B"] // 8),), (256,), 0),  # a warp a backtest, 8 warps a block
     constants=CONSTANTS | {"PURPOSE_ACTION": int(Purpose.ACTION)},
 )

@@ -21,6 +21,18 @@ Grid = tuple[int, ...]
 Launch = Callable[[Mapping[str, int], Mapping[str, Any]], tuple[Grid, Grid, int] | list[tuple[str, Grid, Grid, int]]]
 
 
+def grid_stride(*letters: str, block: int = 256, most: int = 4096) -> Launch:
+    """A launcher for a grid-stride loop over the product of `letters`."""
+
+    def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
+        n = 1
+        for letter in letters:
+            n *= sizes[letter]
+        return (min(max(-(-n // block), 1), most),), (block,), 0
+
+    return launcher
+
+
 @dataclass(frozen=True)
 class Arg:
     """One argument. `shape` uses the size letters of the glossary ("B,K,F"), numbers, or "" for a scalar value."""
@@ -58,7 +70,8 @@ class Kernel:
         """Checks dtypes, contiguity and shapes of positional `values`; returns the size letters' values.
 
         Raises TypeError/ValueError naming kernel, argument, found and expected. A kernel sees a bare pointer, so a
-        strided view would be read wrongly: it is refused, never copied.
+        strided view would be read wrongly: it is refused, never copied. The order of the returned letters is that of
+        their first appearance; CUDA functions take them as trailing int arguments in that order.
         """
         if len(values) != len(self.args):
             names = ", ".join(a.name for a in self.args)

@@ -16,6 +16,7 @@ import numpy as np
 from kernels.spec import Kernel
 from trainer.errors import UsageError
 
+MAX_CHECKED = 4096  # launches remembered as checked
 ALIGN = 256  # bytes; what cuBLAS and vector loads want, and what keeps bits equal from run to run
 
 
@@ -120,6 +121,8 @@ class NumpyDevice(Device):
     def launch(self, kernel: Kernel, *values: Any) -> None:
         key = (kernel.name, tuple(map(id, values)))
         if key not in self._checked:
+            if len(self._checked) >= MAX_CHECKED:  # views made anew at each call would pile up
+                self._checked.clear()
             kernel.bind(values)
             self._checked[key] = values
         kernel.reference(*values)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernels.spec import Kernel
-from trainer.device.base import Device
+from trainer.device.base import MAX_CHECKED, Device
 from trainer.errors import FoxhuntError, UsageError
 
 WORKSPACE = 32 << 20  # bytes a cuBLAS handle; what Hopper's heuristics ask for
@@ -185,13 +185,15 @@ class CudaDevice(Device):
     def launch(self, kernel: Kernel, *values: Any) -> None:
         key = (kernel.name, tuple(map(id, values)))
         if key not in self._bound:
+            if len(self._bound) >= MAX_CHECKED:
+                self._bound.clear()
             self._bound[key] = (values, kernel.bind(values))
         sizes = self._bound[key][1]
         scalars = {a.name: v for a, v in zip(kernel.args, values) if a.role == "scalar"}
         packed = tuple(
             np.dtype("float32" if a.dtype == "real" else a.dtype).type(v) if a.role == "scalar" else v
             for a, v in zip(kernel.args, values)
-        )
+        ) + tuple(np.int32(size) for size in sizes.values())
         if kernel.launcher is None:
             raise FoxhuntError(f"kernel {kernel.name}: its argument table has no launcher for the GPU")
         for entry, grid, block, shared in phases(kernel, sizes, scalars):
