@@ -116,6 +116,7 @@ class FeatureStream:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _symlog(x):
+    x = float(x)  # abs(-2**31) overflows an int32
     return math.copysign(math.log1p(abs(x)), x)
 
 
