@@ -29,6 +29,7 @@ SIGNALS = (
     "priority_ess",  # effective sample size of the priorities / N
     "target_std",  # standard deviation of the scaled n-step target
     "rollout_kl",  # approx_kl at the last step of a rollout's epoch
+    "rollout_kl_len",  # T of the rollout that rollout_kl was measured on
     *(f"update_rms_{g}" for g in GROUPS),  # RMS of the parameter change / RMS of the parameters
 )
 
@@ -51,7 +52,10 @@ METRICS = (
     "lr_factor",  # learning-rate decay, 1.0 without one
 )
 
-STATE_PER_CONTROLLER = 8  # estimate, noise variance, signal variance, gain, previous, updates, target, spare
+# Per controller; the numbers 0-7 of its state slots follow this order. `sum` and `count` are of the readings since it
+# last acted, `updates` is how often the estimate was blended.
+STATE = ("estimate", "noise_variance", "signal_variance", "gain", "sum", "count", "updates", "target")
+STATE_PER_CONTROLLER = len(STATE)
 
 
 def _table() -> dict[str, int]:

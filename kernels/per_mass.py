@@ -1,0 +1,56 @@
+"""Raw priorities -> integer masses and their block sums: the first of two levels of proportional sampling.
+
+mass = round((priority + 1e-6)^alpha * 2^20), at least 1, at most 2^28 - 1; 0 where the priority is negative. Masses are
+a pure function of priorities and alpha, made anew at each step: that costs less than finding out what changed (alpha
+moves now and then, M + B slots at every step), and nothing can drift. Integer sums come out the same in any order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.isv import SIZE, SLOTS, cuda_constants
+from kernels.spec import REAL, Arg, Kernel
+
+EPSILON = 1e-6  # keeps a transition of zero loss drawable
+SCALE = 2.0**20
+MAX_MASS = 2**28 - 1  # a sum of 2^20 masses, and of their squares >> 16, stays below 2^63
+BLOCK = 256
+
+
+def per_mass(isv: np.ndarray, priority: np.ndarray, mass: np.ndarray, block: np.ndarray) -> None:
+    """block[g] = sum of the masses, sum of (mass / 256)^2 rounded per mass, count of nonzero ones in 256 slots."""
+    real = priority.dtype
+    p = np.log(np.maximum(priority, 0) + np.asarray(EPSILON, real))
+    p *= isv[SLOTS["per_alpha"]]
+    np.exp(p, out=p)
+    p *= np.asarray(SCALE, real)
+    np.rint(p, out=p)
+    np.fmin(p, np.asarray(MAX_MASS, real), out=p)  # fmin: a NaN priority becomes the largest mass
+    np.fmax(p, np.asarray(1, real), out=p)
+    p[priority < 0] = 0
+    mass[:] = np.minimum(p.astype(np.int64), MAX_MASS)  # float32 rounds MAX_MASS up to 2^28
+
+    wide = mass.astype(np.int64)
+    root = (wide + 128) >> 8
+    starts = np.arange(0, len(mass), BLOCK)
+    for column, values in enumerate((wide, root * root, wide > 0)):
+        np.add.reduceat(values, starts, dtype=np.int64, out=block[:, column])
+
+
+def n_blocks(capacity: int) -> int:
+    return -(-capacity // BLOCK)
+
+
+KERNEL = Kernel(
+    "per_mass",
+    (
+        Arg("isv", REAL, "in", str(SIZE), "reads per_alpha"),
+        Arg("priority", REAL, "in", "C", "raw priority; negative: never drawn"),
+        Arg("mass", "uint32", "out", "C", "fixed-point mass"),
+        Arg("block", "int64", "out", "G,3", "sum, sum of squares / 2^16, count of each 256 slots"),
+    ),
+    per_mass,
+    tolerance=(1.0, 1e-5, "log and exp round differently: a mass may differ by its last bits"),
+    constants=cuda_constants() | {"PER_BLOCK": BLOCK, "PER_MAX_MASS": MAX_MASS},
+)

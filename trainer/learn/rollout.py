@@ -1,0 +1,116 @@
+"""Rollouts: two buffers of T rows of all backtests, one being filled while the other is learnt from.
+
+As region code: `stage_seen` and `stage_earned` around the environment's step, `serve` in the learn branch, `write`
+after the join. `Boundary` is the host's side: it counts steps and says when the region with `finish` is due.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels import gae, rollout_end, rollout_serve, rollout_write
+from kernels.rollout_write import STAGED
+from trainer.config import N_ACTIONS, N_PRIVATE, LearnConfig, StudyConfig
+from trainer.device import Device, Field
+
+TM = 128  # longest rollout
+_NAMES = tuple(name for name, *_ in STAGED)
+
+
+def dims(cfg: StudyConfig, tail: str) -> tuple[int, ...]:
+    """Sizes of trailing dimensions such as "P" or "", from the letters of the kernels' tables."""
+    sizes = {"P": N_PRIVATE, "H": cfg.net.hidden, "A": N_ACTIONS, "n": cfg.learn.n_step}
+    return tuple(sizes[letter] for letter in tail.split(",") if letter)
+
+
+def staging_fields(cfg: StudyConfig) -> list[Field]:
+    """One step of every backtest [B, ...]: filled by the collect branch, written away after the join."""
+    b = cfg.env.n_backtests
+    return [Field(f"staging.{n}", (b, *dims(cfg, tail)), dtype, "scratch", doc=doc) for n, dtype, tail, doc in STAGED]
+
+
+def rollout_fields(cfg: StudyConfig) -> list[Field]:
+    b, m = cfg.env.n_backtests, cfg.learn.batch
+    lead = (2, TM, b)
+    return [
+        *(Field(f"rollout.{n}", (*lead, *dims(cfg, tail)), dtype, doc=doc) for n, dtype, tail, doc in STAGED),
+        Field("rollout.advantage", lead, doc="normalised over the rollout"),
+        Field("rollout.returns", lead, doc="value target, scaled return"),
+        Field("rollout.bootstrap", (b,), doc="value after the last row of the finished rollout"),
+        Field("rollout.length", (2,), "int32", init=cfg.learn.rollout_len, doc="T of each buffer"),
+        Field("rollout.active", (1,), "int64", doc="buffer being filled; the other one is served"),
+        Field("rollout.filled", (1,), "int64", doc="rows in it"),
+        Field("rollout.epoch", (1,), "int64", doc="number of the permutation in which rows are served"),
+        Field("rollout.position", (1,), "int64", doc="batches served of it"),
+        Field("served.index", (m,), "int32", "scratch", doc="flat index into [2, TM, B]"),
+    ]
+
+
+def stage_seen(device: Device, store: Any, env: Any, acting: Any, h_prev: Any) -> None:
+    """What was seen and done, before the environment moves: env row, private, mask; acting action, log_mu, value."""
+    s = store.ns("staging")
+    for name, source in (("row", env), ("private", env), ("mask", env), ("action", acting), ("log_mu", acting)):
+        device.copy(s[name], source[name])
+    device.copy(s.value, acting.value)
+    device.copy(s.h_prev, h_prev)
+
+
+def stage_earned(device: Device, store: Any, env: Any) -> None:
+    """What came of it, after the environment moved: reward, valid, done."""
+    s = store.ns("staging")
+    for name in ("reward", "valid", "done"):
+        device.copy(s[name], env[name])
+
+
+def write(device: Device, store: Any) -> None:
+    """Staging -> the next row of the active buffer, closing the rollout before it when that was full."""
+    s, r = store.ns("staging"), store.ns("rollout")
+    device.launch(
+        rollout_write.KERNEL,
+        *(s[name] for name in _NAMES),
+        *(r.length, r.active, r.filled, r.bootstrap),
+        *(r[name] for name in _NAMES),
+    )
+
+
+def finish(device: Device, store: Any, cfg: LearnConfig) -> None:
+    """Region code of a boundary: advantages of the finished rollout, a new epoch, the next T."""
+    r, isv = store.ns("rollout"), store["isv"]
+    device.launch(
+        gae.KERNEL,
+        *(isv, r.reward, r.value, r.valid, r.done, r.bootstrap, r.length, r.active, cfg.gae_lambda),
+        *(r.advantage, r.returns),
+    )
+    device.launch(rollout_end.KERNEL, isv, r.active, r.length, r.epoch, r.position)
+
+
+def serve(device: Device, store: Any, cfg: LearnConfig) -> None:
+    """The next M rows of the finished rollout -> served.index."""
+    r = store.ns("rollout")
+    device.launch(
+        rollout_serve.KERNEL,
+        *(r.active, r.length, r.epoch, r.position, r.valid, cfg.seed, store["served.index"]),
+    )
+
+
+class Boundary:
+    """The host's count of rows: `step()` after each step's region says whether the boundary region is due.
+
+    `sync` after a resume and after each run of that region: it reads four numbers; nothing is read in between.
+    """
+
+    def __init__(self, device: Device, store: Any):
+        self.device, self.rollout = device, store.ns("rollout")
+        self.sync()
+
+    def sync(self) -> None:
+        active = int(self.device.to_host(self.rollout.active)[0])
+        self.filled = int(self.device.to_host(self.rollout.filled)[0])
+        self.length = int(self.device.to_host(self.rollout.length)[active])
+        # Epoch 0 is the time before the first rollout was finished: nothing can be served yet.
+        self.finished = int(self.device.to_host(self.rollout.epoch)[0]) > 0
+
+    def step(self) -> bool:
+        """True when the write just done was row T: it closed the rollout and began the next one with its row."""
+        self.filled += 1
+        return self.filled > self.length
