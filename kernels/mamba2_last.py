@@ -1,0 +1,96 @@
+"""Mamba-2 mixer of the last layer, for the last row of each window: conv, SiLU, softplus, SSD, D skip, gated norm.
+
+Only the last row of the encoder is read, so B, x and dt are needed on all rows, C's convolution on the last four, and z
+and everything after the SSD on one. The dual form then has one row of the masked matrix:
+
+y = sum_k exp(sum_{j > k} a_j) dt_k (C . B_k) x_k + D x_K,  a = -exp(A_log) dt,  dt = softplus(raw + dt_bias).
+
+The sums of a are cumulative from the last row backwards, so nothing cancels. Source: see `mixer_parts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.mixer_parts import conv_silu, gated_norm, sigmoid, softplus
+from kernels.spec import REAL, Arg, Kernel
+
+INPUTS = (
+    Arg("bxdt", REAL, "in", "R,K,E", "in_proj rows B, x, dt; E = N + DI + HD"),
+    Arg("c", REAL, "in", "4,R,N", "in_proj rows C of the last four rows, oldest first"),
+    Arg("z", REAL, "in", "R,DI", "gate of the last row"),
+    Arg("conv_weight", REAL, "in", "4,CH", "channels C, B, x; CH = 2 N + DI; tap 3 meets the present row"),
+    Arg("conv_bias", REAL, "in", "CH"),
+    Arg("dt_bias", REAL, "in", "HD"),
+    Arg("a_log", REAL, "in", "HD"),
+    Arg("d_skip", REAL, "in", "HD"),
+    Arg("norm_weight", REAL, "in", "DI"),
+    Arg("eps", REAL, "scalar"),
+)
+
+
+def tail_conv(c: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    """The convolution of C at the last row: SiLU(pre) and sigmoid(pre), [R, N]."""
+    pre = c[0] * weight[0]
+    for j in (1, 2, 3):
+        pre += c[j] * weight[j]
+    pre += bias
+    gate = sigmoid(pre)
+    pre *= gate
+    return pre, gate
+
+
+def decay_to_last(dt: Any, a_log: Any) -> Any:
+    """exp(sum_{j > k} a_j) [R, K, HD]: what is left of row k's state at the last row."""
+    log_decay = np.zeros_like(dt)
+    np.cumsum(dt[:, :0:-1], axis=1, out=log_decay[:, -2::-1])
+    log_decay *= -np.exp(a_log)
+    return np.exp(log_decay, out=log_decay)
+
+
+def heads_first(x: Any, heads: int) -> Any:
+    """[R, K, DI] as a view [R, HD, K, P]."""
+    r, k, inner = x.shape
+    return x.reshape(r, k, heads, inner // heads).transpose(0, 2, 1, 3)
+
+
+def reference(
+    bxdt: Any,
+    c: Any,
+    z: Any,
+    conv_weight: Any,
+    conv_bias: Any,
+    dt_bias: Any,
+    a_log: Any,
+    d_skip: Any,
+    norm_weight: Any,
+    eps: float,
+    y: Any,
+) -> None:
+    n, heads, inner = c.shape[2], dt_bias.shape[0], z.shape[1]
+    bx, _ = conv_silu(bxdt[..., : n + inner], conv_weight[:, n:], conv_bias[n:])
+    cs, _ = tail_conv(c, conv_weight[:, :n], conv_bias[:n])
+    dt = softplus(bxdt[..., n + inner :] + dt_bias)
+    weights = decay_to_last(dt, a_log)
+    weights *= dt
+    weights *= np.matmul(bx[..., :n], cs[:, :, None])  # [R, K, HD]
+    out = last_output(weights, bx[..., n:], d_skip, heads)
+    gated_norm(out, z, norm_weight, eps, y)
+
+
+def last_output(weights: Any, x: Any, d_skip: Any, heads: int) -> Any:
+    """sum_k weights_k x_k + D x_K, [R, DI]. weights [R, K, HD], x [R, K, DI]."""
+    xh = heads_first(x, heads)
+    out = np.matmul(weights.transpose(0, 2, 1)[:, :, None], xh)[:, :, 0]  # [R, HD, P]
+    out += xh[:, :, -1] * d_skip[:, None]
+    return out.reshape(x.shape[0], -1)
+
+
+KERNEL = Kernel(
+    "mamba2_last",
+    args=(*INPUTS, Arg("y", REAL, "out", "R,DI", "input of out_proj")),
+    reference=reference,
+    tolerance=(2e-6, 2e-5, "sums over K rows and N states, then a norm"),
+)

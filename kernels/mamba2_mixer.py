@@ -1,0 +1,75 @@
+"""Mamba-2 mixer over all rows of a window: conv, SiLU, softplus, SSD in its dual form, D skip, gated norm.
+
+One window is one SSD chunk (K <= 64): Y = (L o C B^T) (dt x) + D x with L[t, k] = exp(sum_{k < j <= t} a_j) for k <= t,
+a = -exp(A_log) dt. The segment sums are masked cumulative sums, so no large prefixes cancel. Source: `mixer_parts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.mamba2_last import heads_first
+from kernels.mixer_parts import conv_silu, gated_norm, softplus
+from kernels.spec import REAL, Arg, Kernel
+
+INPUTS = (
+    Arg("zcbxdt", REAL, "in", "R,K,E", "in_proj rows z, C, B, x, dt; E = 2 DI + 2 N + HD"),
+    Arg("conv_weight", REAL, "in", "4,CH", "channels C, B, x; CH = 2 N + DI; tap 3 meets the present row"),
+    Arg("conv_bias", REAL, "in", "CH"),
+    Arg("dt_bias", REAL, "in", "HD"),
+    Arg("a_log", REAL, "in", "HD"),
+    Arg("d_skip", REAL, "in", "HD"),
+    Arg("norm_weight", REAL, "in", "DI"),
+    Arg("eps", REAL, "scalar"),
+)
+
+
+def segment_decay(dt: Any, a_log: Any) -> Any:
+    """L [R, HD, K(t), K(k)] = exp(sum_{k < j <= t} a_j) for k <= t, else 0. dt [R, K, HD]."""
+    k = dt.shape[1]
+    a = (dt * -np.exp(a_log)).transpose(0, 2, 1)  # [R, HD, K]
+    decay = np.tril(np.broadcast_to(a[..., None], (*a.shape, k)), -1)  # row j: a_j for k < j
+    np.cumsum(decay, axis=2, out=decay)
+    np.exp(decay, out=decay)
+    return np.tril(decay)
+
+
+def reference(
+    zcbxdt: Any,
+    conv_weight: Any,
+    conv_bias: Any,
+    dt_bias: Any,
+    a_log: Any,
+    d_skip: Any,
+    norm_weight: Any,
+    eps: float,
+    y: Any,
+) -> None:
+    inner, channels, heads = y.shape[2], conv_bias.shape[0], dt_bias.shape[0]
+    n = (channels - inner) // 2
+    cbx, _ = conv_silu(zcbxdt[..., inner : inner + channels], conv_weight, conv_bias)
+    dt = softplus(zcbxdt[..., inner + channels :] + dt_bias)
+    decay = segment_decay(dt, a_log)
+    decay *= np.matmul(cbx[..., :n], cbx[..., n : 2 * n].transpose(0, 2, 1))[:, None]
+    decay *= dt.transpose(0, 2, 1)[:, :, None]  # [R, HD, K, K]: the masked matrix times dt
+    out = mixed_rows(decay, cbx[..., 2 * n :], d_skip, heads)
+    gated_norm(out, zcbxdt[..., :inner], norm_weight, eps, y)
+
+
+def mixed_rows(matrix: Any, x: Any, d_skip: Any, heads: int) -> Any:
+    """matrix x + D x, [R, K, DI]. matrix [R, HD, K, K], x [R, K, DI]."""
+    out = np.empty_like(x, order="C")
+    xh, oh = heads_first(x, heads), heads_first(out, heads)
+    np.multiply(xh, d_skip[:, None, None], out=oh)
+    oh += np.matmul(matrix, xh)
+    return out
+
+
+KERNEL = Kernel(
+    "mamba2_mixer",
+    args=(*INPUTS, Arg("y", REAL, "out", "R,K,DI", "input of out_proj")),
+    reference=reference,
+    tolerance=(2e-6, 2e-5, "sums over K rows and N states, then a norm"),
+)

@@ -1,0 +1,104 @@
+"""Mamba-2 between its two GEMMs: the pieces that the references of `mamba2_mixer` and `mamba2_last` share.
+
+Dao and Gu, "Transformers are SSMs" (ICML 2024): block of section 7.1 and figure 6 (right), SSD of equation 16 in the
+dual, masked-matrix form. Channel order of this project: z (gate), C, B, x, dt; the convolution covers C, B, x.
+Sizes: N state, DI inner, HD heads, P = DI / HD head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def sigmoid(u: Any) -> Any:
+    """(1 + tanh(u / 2)) / 2: one vectorised transcendental, and no overflow at either end."""
+    s = u * 0.5
+    np.tanh(s, out=s)
+    s *= 0.5
+    s += 0.5
+    return s
+
+
+def softplus(u: Any) -> Any:
+    """log(1 + exp(u)) = max(u, 0) + log1p(exp(-|u|))."""
+    t = np.abs(u)
+    np.negative(t, out=t)
+    np.exp(t, out=t)
+    np.log1p(t, out=t)
+    t += np.maximum(u, 0)
+    return t
+
+
+def conv_silu(u: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    """SiLU of the causal depthwise convolution. u [R, K, CH], weight [4, CH] (tap 3 meets the present row), bias [CH].
+
+    pre[k] = bias + sum_j weight[j] u[k - 3 + j]. Returns SiLU(pre) and sigmoid(pre).
+    """
+    pre = u * weight[3]
+    for lag in (1, 2, 3):
+        pre[:, lag:] += u[:, :-lag] * weight[3 - lag]
+    pre += bias
+    gate = sigmoid(pre)
+    pre *= gate
+    return pre, gate
+
+
+def silu_slope(value: Any, gate: Any) -> Any:
+    """d SiLU(u) / du from SiLU(u) and sigmoid(u): s + SiLU (1 - s) = s (1 - SiLU) + SiLU."""
+    slope = 1 - value
+    slope *= gate
+    slope += value
+    return slope
+
+
+def conv_silu_backward(dy: Any, u: Any, weight: Any, value: Any, gate: Any, du: Any) -> tuple[Any, Any]:
+    """Writes du [R, K, CH] and returns each window's gradients of weight [R, 4, CH] and bias [R, CH].
+
+    With dpre = dy slope: du[k] = sum_j weight[j] dpre[k + 3 - j], dweight[j] = sum_k dpre[k] u[k - 3 + j].
+    """
+    dpre = silu_slope(value, gate)
+    dpre *= dy
+    dweight = np.empty((u.shape[0], 4, u.shape[2]), u.dtype)
+    np.multiply(dpre, weight[3], out=du)
+    np.multiply(dpre, u).sum(axis=1, out=dweight[:, 3])
+    for lag in (1, 2, 3):
+        du[:, :-lag] += dpre[:, lag:] * weight[3 - lag]
+        np.multiply(dpre[:, lag:], u[:, :-lag]).sum(axis=1, out=dweight[:, 3 - lag])
+    return dweight, dpre.sum(axis=1)
+
+
+def gated_norm(y: Any, z: Any, weight: Any, eps: float, out: Any) -> None:
+    """out = RMSNorm(y SiLU(z)) weight: the gate multiplies before the norm. All [..., DI]."""
+    np.multiply(sigmoid(z), z, out=out)
+    out *= y
+    mean = np.matmul(out[..., None, :], out[..., :, None])[..., 0]
+    mean /= y.shape[-1]
+    mean += eps
+    out /= np.sqrt(mean)
+    out *= weight
+
+
+def gated_norm_backward(dout: Any, y: Any, z: Any, weight: Any, eps: float, dz: Any) -> tuple[Any, Any]:
+    """Writes dz [..., DI]; returns dy [..., DI] and the rows' terms of the weight's gradient [..., DI].
+
+    With g = y SiLU(z), v = g rstd: dg = rstd (dout weight - v mean(dout weight v)).
+    """
+    gate = sigmoid(z)
+    silu = gate * z
+    v = y * silu
+    mean = np.matmul(v[..., None, :], v[..., :, None])[..., 0]
+    mean /= y.shape[-1]
+    mean += eps
+    rstd = 1 / np.sqrt(mean)
+    v *= rstd
+    dweight = dout * v
+    v *= np.matmul(dweight, weight)[..., None] / -y.shape[-1]
+    dg = dout * weight
+    dg += v
+    dg *= rstd
+    np.multiply(silu_slope(silu, gate), y, out=dz)
+    dz *= dg
+    dg *= silu
+    return dg, dweight
