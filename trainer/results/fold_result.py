@@ -77,7 +77,7 @@ class Training(_Frozen):
     attempts: int = 1
     device: str = "cpu"
     weights: str = "final"
-    curve: dict[str, tuple[float | None, float | None]] = {}
+    curve: dict[str, tuple[float, float]] = {}
 
 
 class Provenance(_Frozen):
@@ -272,9 +272,9 @@ def _finite_mean(x: np.ndarray) -> float | None:
 CURVE_METRICS = ("l_q", "l_pi", "l_v", "l_aux", "entropy", "wr", "hold_pct", "grad_norm")
 
 
-def training_curve(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float | None, float | None]]:
+def training_curve(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     """First and last value of the main metrics, from the metric lines of a fold."""
-    ends: dict[str, tuple[float | None, float | None]] = {}
+    ends: dict[str, tuple[float, float]] = {}
     for name in CURVE_METRICS:
         values = [line[name] for line in lines if line.get(name) is not None]
         if values:
