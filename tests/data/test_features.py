@@ -1,5 +1,7 @@
 """Features: each column against a slow NumPy reference, and the three promises: causal, chunk-free, session-bound."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,7 +140,7 @@ def test_the_table():
 def test_chunks_never_change_a_bit(seed, cuts):
     f = random_frame(seed)
     stream, edges = FeatureStream(10), [0, *sorted(cuts), ROWS]
-    parts = [stream.push(f.take(slice(a, b))) for a, b in zip(edges, edges[1:])]
+    parts = [stream.push(f.take(slice(a, b))) for a, b in pairwise(edges)]
     assert np.concatenate(parts).tobytes() == whole(f).tobytes()
 
 

@@ -10,7 +10,7 @@ leaves. (Purging: Lopez de Prado, Advances in Financial Machine Learning, 2018, 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -157,10 +157,11 @@ def _too_few(n: int, plan: FoldPlan) -> str:
 
 def _advice(n: int, plan: FoldPlan) -> str:
     for change in _smaller(plan):
-        if n >= FoldPlan(**{**asdict(plan), **change}).rows_needed:
-            flags = " ".join(f"--set {_KEYS[name]}={value}" for name, value in change.items())
+        changed = replace(plan, **change)
+        if n >= changed.rows_needed:
+            flags = " ".join(f"--set {key}={getattr(changed, name)}" for name, key in _KEYS.items() if name in change)
             return f"take more data, or a finer data.sample, or shorten the study: {flags} fits"
-    least = FoldPlan(**{**asdict(plan), **_LEAST}).rows_needed
+    least = replace(plan, **_LEAST).rows_needed
     return f"take more data or a finer data.sample: no setting fits fewer than {least} rows"
 
 
@@ -183,7 +184,7 @@ def _smaller(plan: FoldPlan) -> list[dict[str, Any]]:
     steps += [{"folds": k} for k in range(plan.folds - 1, 0, -1)]
     steps += [{"folds": k, **short} for k in range(plan.folds - 1, 0, -1)]
     steps += [{"validation_share": 0.0, **step} for step in ({}, short, {"folds": 1}, {"folds": 1, **short})]
-    return [*steps, _LEAST]
+    return [{k: v for k, v in step.items() if v != getattr(plan, k)} for step in [*steps, _LEAST]]
 
 
 def _dates(ts: np.ndarray, rows: Slice) -> tuple[str, str]:
