@@ -1,0 +1,144 @@
+"""The greedy policy over rows of the market, in lockstep lanes: final evaluation and validation during training.
+
+The encoder reads the market alone, so every row of the window is encoded once, in chunks; then the recurrent cell, the
+heads and the environment walk the lanes step by step. The weights are a snapshot, copied in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels import carry_hidden, eval_record, gather_encodings, gather_windows, scatter_rows
+from kernels.eval_record import RECORDED
+from trainer.config import StudyConfig
+from trainer.device import Device, Field, Store, allocate
+from trainer.env.environment import Environment, env_fields
+from trainer.nets.losses import act, acting_fields
+from trainer.nets.network import Network
+
+CHUNK = 256  # rows encoded at a time
+
+
+def session_lanes(session: np.ndarray, window: tuple[int, int], warmup: int) -> list[tuple[int, int]]:
+    """(first decision row, last row) of each session inside the rows a .. b - 1; sessions too short are left out."""
+    a, b = window
+    edges = np.flatnonzero(np.diff(session[a:b])) + 1
+    heads, tails = [0, *edges.tolist()], [*edges.tolist(), b - a]
+    return [(a + h + warmup, a + t - 1) for h, t in zip(heads, tails) if h + warmup < t - 1]
+
+
+def segment_lanes(lanes: list[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
+    """The lanes cut into pieces of at most `rows` rows, for a validation curve in parallel."""
+    pieces = [(start, min(start + rows, last)) for first, last in lanes for start in range(first, last, rows)]
+    return [piece for piece in pieces if piece[0] < piece[1]]
+
+
+class Evaluator:
+    """Lanes [(first row, last row)] of one window. `run(param)` -> the log, host arrays [T, B] by name."""
+
+    def __init__(
+        self, device: Device, cfg: StudyConfig, market: Store, lanes: list[tuple[int, int]], real: Any = np.float32
+    ):
+        self.device, self.cfg, self.lanes = device, cfg, lanes
+        features = market["market.features"]
+        self.net = Network(cfg.net, features.shape[1])
+        self.base = min(first for first, _ in lanes)
+        self.rows = max(last for _, last in lanes) - self.base + 1
+        self.steps = max(last - first for first, last in lanes)
+        b = len(lanes)
+        own = allocate(
+            device,
+            [
+                Field("eval.param", (self.net.layout.size,), kind="scratch"),
+                Field("eval.table", (self.rows, cfg.net.d_model), kind="scratch", doc="encoding of every row"),
+                Field("eval.chunk_row", (CHUNK,), "int32", "scratch"),
+                Field("eval.chunk_index", (CHUNK,), "int32", "scratch"),
+                Field("eval.h", (b, cfg.net.hidden), kind="scratch"),
+                Field("eval.cursor", (1,), "int64", "scratch"),
+                Field("eval.step", (1,), "int64", "scratch", doc="clock of lanes that draw nothing"),
+                *(Field(f"log.{name}", (self.steps, b), dtype, "scratch") for name, dtype in RECORDED),
+                *env_fields(cfg, b, prefix="lane"),
+                *acting_fields("acting", b),
+                *self.net.fields("chunk", CHUNK, backward=False),
+                *self.net.fields("act", b, backward=False),
+            ],
+            real,
+        )
+        shared = {name: array for name, array in market.arrays.items() if name.startswith("market.")}
+        self.store = Store([*own.fields.values()], own.arrays | shared)
+        self.env = Environment(device, cfg, self.store, prefix="lane", clock="eval.step")
+        self.params = self.net.layout.views(self.store["eval.param"])
+        self.encode_region = device.region(self._encode, "eval_encode")
+        self.step_region = device.region(self._step, "eval_step")
+
+    def load(self, param: Any) -> None:
+        """Copies the weights [size] in place and encodes the window with them."""
+        d, s = self.device, self.store
+        d.copy(s["eval.param"], param)
+        for start in range(0, self.rows, CHUNK):
+            index = np.minimum(np.arange(start, start + CHUNK), self.rows - 1).astype(np.int32)
+            d.fill(s["eval.chunk_index"], index)
+            d.fill(s["eval.chunk_row"], index + np.int32(self.base))
+            self.encode_region()
+
+    def run(self, param: Any) -> dict[str, np.ndarray]:
+        """Walks every lane from its first row to its last."""
+        self.load(param)
+        self.start()
+        for _ in range(self.steps):
+            self.step_region()
+        return self.log()
+
+    def start(self) -> None:
+        first, last = (np.array(x, np.int32) for x in zip(*self.lanes))
+        self.env.reset_to(first, last)
+        self.device.zero(self.store["eval.h"])
+        self.device.zero(self.store["eval.cursor"])
+
+    def log(self) -> dict[str, np.ndarray]:
+        return {name: self.device.to_host(self.store[f"log.{name}"]) for name, _ in RECORDED}
+
+    def record(self) -> None:
+        """Region code: appends the lanes' state to the log."""
+        s, env, acting = self.store, self.store.ns("lane"), self.store.ns("acting")
+        values = [acting[n] if n in ("greedy", "q_greedy", "entropy_frac") else env[n] for n, _ in RECORDED]
+        self.device.launch(eval_record.KERNEL, s["eval.cursor"], *values, *(s[f"log.{n}"] for n, _ in RECORDED))
+
+    def _encode(self) -> None:
+        d, s, chunk, market = self.device, self.store, self.store.ns("chunk"), self.store.ns("market")
+        rows = s["eval.chunk_row"]
+        d.launch(
+            gather_windows.KERNEL, rows, market.features, market.mean, market.std, market.ts_gap, chunk.x, chunk.ts
+        )
+        self.net.encode(d, self.params, chunk)
+        d.launch(scatter_rows.KERNEL, chunk.enc, s["eval.chunk_index"], s["eval.table"])
+
+    def _step(self) -> None:
+        d, s, a, env = self.device, self.store, self.store.ns("act"), self.store.ns("lane")
+        d.launch(
+            gather_encodings.KERNEL,
+            *(env.row, s["eval.table"], s["market.ts_gap"], self.base, a.enc, a.ts),
+        )
+        d.copy(a.private, env.private)
+        d.copy(a.h_prev, s["eval.h"])
+        self.net.head(d, self.params, a)
+        acting = s.ns("acting")
+        act(d, self.cfg.learn, a.out, env.mask, s["eval.step"], acting)
+        self.env.step(acting.greedy)
+        d.launch(carry_hidden.KERNEL, a.h, env.valid, s["eval.h"])
+        self.record()
+
+
+def summary(log: dict[str, np.ndarray]) -> dict[str, float]:
+    """Figures of a validation pass: net ticks per 1,000 decisions, share of holds, mean entropy."""
+    valid = log["valid"] != 0
+    n = max(int(valid.sum()), 1)
+    net = float((log["equity"][-1]).sum()) / 1000
+    return {
+        "val_net_per_1k": 1000 * net / n,
+        "val_hold_pct": 100 * float((log["ordered"][valid] == 0).mean()) if valid.any() else 0.0,
+        "val_entropy": float(log["entropy_frac"][valid].mean()) if valid.any() else 0.0,
+        "val_rows": float(n),
+    }

@@ -1,0 +1,198 @@
+"""Recipe alpha-rl: one step is one transition of all B backtests and one gradient update.
+
+    collect: encode -> policy -> draw -> env.step -> staging          (branch)
+    learn:   PER sample + served rollout rows -> encode -> losses -> backward   (branch)
+    join, then the writes: Adam and Polyak, priorities, rollout row, n-step transition, masses, controllers, clock
+
+Both branches read weights and replay as they were before the step, whatever their timing. The host only chooses which
+region runs: collect alone until replay and rollout hold enough, and the boundary region when a rollout is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+# the vocabulary
+from kernels import carry_hidden, gather_windows
+from kernels.isv import METRICS, OUTPUTS, SIGNALS, SLOTS
+from trainer.config import StudyConfig
+
+# stage 1: the fold's rows
+from trainer.data.folds import Fold
+from trainer.device import Device, Field, allocate
+
+# stage 2: the environment
+from trainer.env.environment import Environment, env_fields, start_rows
+from trainer.env.market import market_fields, session_bounds
+
+# stage 4: what learns
+from trainer.learn import controllers, evaluator, replay, rollout
+from trainer.learn.optimizer import optimizer_fields, optimizer_step
+
+# stage 3: the network and its losses
+from trainer.nets.losses import act, acting_fields, q_loss, rollout_loss
+from trainer.nets.network import Network
+
+VALIDATION_ROWS = 256  # rows of a validation segment
+
+
+class AlphaRL:
+    """One fold's training. Everything it is lies in `store`; `step()` is the whole host loop of a step."""
+
+    def __init__(self, device: Device, cfg: StudyConfig, market: Any, fold: Fold, real: Any = np.float32):
+        self.device, self.cfg = device, cfg
+        self.net = Network(cfg.net, market.n_features)
+        self.store = allocate(device, self._fields(market, fold), real)
+        s = self.store
+        self.env = Environment(device, cfg, s)
+        self.opt, self.acting = s.ns("opt"), s.ns("acting")
+        self.online, self.target = (self.net.layout.views(s[f"opt.{name}"]) for name in ("param", "target"))
+        self.grads = self.net.layout.views(s["opt.grad"])
+        self.collect_region = device.region(self._collect_step, "collect")
+        self.learn_region = device.region(self._learn_step, "collect_and_learn")
+        self.boundary_region = device.region(self._boundary, "rollout_end")
+        self.warm_steps = replay.warm_steps(cfg)
+        self.boundary = rollout.Boundary(device, s)
+        self.steps = 0
+        lanes = evaluator.session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
+        segments = evaluator.segment_lanes(lanes, VALIDATION_ROWS)
+        self.validator = evaluator.Evaluator(device, cfg, s, segments, real) if segments else None
+
+    def _fields(self, market: Any, fold: Fold) -> list[Field]:
+        cfg, b, m = self.cfg, self.cfg.env.n_backtests, self.cfg.learn.batch
+        first, last = session_bounds(np.asarray(market.session))
+        starts = start_rows(first, last, fold.train, cfg.net.window)
+        layout = self.net.layout
+        return [
+            *market_fields(market, cfg, market.normalisation(fold.train), fold.train),
+            *controllers.bus_fields(cfg),
+            *env_fields(cfg, b, starts, fold.train[1] - 1),
+            Field("policy.h", (b, cfg.net.hidden), doc="recurrent state before the row now seen"),
+            *optimizer_fields(layout.init(cfg.learn.seed), layout.segments),
+            *rollout.staging_fields(cfg),
+            *rollout.rollout_fields(cfg),
+            *replay.replay_fields(cfg),
+            *replay.batch_fields(cfg),
+            *acting_fields("acting", b),
+            Field("next.online_out", (m, 256), kind="scratch", doc="online head output at s'"),
+            Field("best.param", (layout.size,), doc="weights of the best validation pass"),
+            Field("best.score", (1,), "float64", init=-np.inf, doc="its net ticks per 1,000 decisions"),
+            *self.net.fields("act", b, backward=False),
+            *self.net.fields("joint", 2 * m, backward=True),
+            *self.net.fields("next", m, backward=False),
+        ]
+
+    # -- host side --
+    @property
+    def step_count(self) -> int:
+        return self.steps
+
+    def step(self) -> None:
+        if self.boundary.finished and self.steps >= self.warm_steps:
+            self.learn_region()
+        else:
+            self.collect_region()
+        if self.boundary.step():
+            self.boundary_region()
+            self.boundary.sync()
+        self.steps += 1
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return {name: self.device.to_host(array) for name, array in self.store.items("state")}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raises ValueError when the arrays are not those of this recipe (the config digest was checked before)."""
+        own = dict(self.store.items("state"))
+        if own.keys() != arrays.keys():
+            raise ValueError(f"checkpoint and recipe differ in {sorted(own.keys() ^ arrays.keys())}")
+        for name, array in own.items():
+            if array.shape != arrays[name].shape or array.dtype != arrays[name].dtype:
+                raise ValueError(f"checkpoint array {name} is {arrays[name].dtype}{arrays[name].shape}")
+            self.device.fill(array, arrays[name])
+        self.steps = int(self.device.to_host(self.store["clock.step"])[0])
+        self.boundary.sync()
+
+    def metrics(self) -> dict[str, float]:
+        bus = self.device.to_host(self.store["isv"])
+        return {name: float(bus[SLOTS[name]]) for name in (*METRICS, *OUTPUTS, *SIGNALS)}
+
+    def validate(self) -> dict[str, float]:
+        """One greedy pass over the validation slice; remembers the best weights."""
+        if self.validator is None:
+            return {}
+        figures = evaluator.summary(self.validator.run(self.store["opt.param"]))
+        if figures["val_net_per_1k"] > float(self.device.to_host(self.store["best.score"])[0]):
+            self.device.fill(self.store["best.score"], figures["val_net_per_1k"])
+            self.device.copy(self.store["best.param"], self.store["opt.param"])
+        return figures
+
+    def first_bad_array(self) -> str | None:
+        if int(self.device.to_host(self.store["opt.bad"])[0]):
+            return self._first_not_finite(("opt.param", "opt.m", "opt.v")) or "opt.grad"
+        return self._first_not_finite(("opt.param", "opt.m", "opt.v", "opt.target"))
+
+    def _first_not_finite(self, names: tuple[str, ...]) -> str | None:
+        return next((n for n in names if not np.isfinite(self.device.to_host(self.store[n])).all()), None)
+
+    # -- regions --
+    def _collect(self) -> None:
+        d, s, a = self.device, self.store, self.store.ns("act")
+        env, h = s.ns("env"), s["policy.h"]
+        self._gather(env.row, a)
+        d.copy(a.private, env.private)
+        d.copy(a.h_prev, h)
+        self.net.forward(d, self.online, a)
+        act(d, self.cfg.learn, a.out, env.mask, s["clock.step"], self.acting)
+        rollout.stage_seen(d, s, env, self.acting, h)
+        self.env.step(self.acting.action)
+        rollout.stage_earned(d, s, env)
+        d.launch(carry_hidden.KERNEL, a.h, env.valid, h)
+
+    def _learn(self) -> None:
+        d, s, cfg = self.device, self.store, self.cfg.learn
+        joint, following, sample, isv = s.ns("joint"), s.ns("next"), s.ns("sample"), s["isv"]
+        replay.sample(d, s, cfg)
+        rollout.serve(d, s, cfg)
+        replay.gather(d, s, joint, following)
+        self._gather(s["batch.row"], joint)
+        self._gather(sample.next_row, following)
+        self.net.forward(d, self.online, joint)
+        self.net.forward(d, self.online, following)
+        d.copy(s["next.online_out"], following.out)
+        self.net.forward(d, self.target, following)
+        q_loss(d, cfg, joint, s["next.online_out"], following.out, sample, sample.priority, isv)
+        rollout_loss(d, cfg, joint, s.ns("served"), isv)
+        self.net.backward(d, self.online, self.grads, joint)
+
+    def _collect_step(self) -> None:
+        d, s = self.device, self.store
+        self._collect()
+        rollout.write(d, s)
+        replay.write(d, s)
+        replay.refresh(d, s)
+        controllers.measure(d, s)
+
+    def _learn_step(self) -> None:
+        d, s = self.device, self.store
+        with d.branch("collect"):
+            self._collect()
+        with d.branch("learn"):
+            self._learn()
+        d.join()
+        optimizer_step(d, self.cfg.learn, self.opt, s["isv"])
+        replay.update(d, s)
+        rollout.write(d, s)
+        replay.write(d, s)
+        replay.refresh(d, s)
+        controllers.control(d, s)
+        controllers.measure(d, s)
+
+    def _boundary(self) -> None:
+        rollout.finish(self.device, self.store, self.cfg.learn)
+
+    def _gather(self, rows: Any, into: Any) -> None:
+        m = self.store.ns("market")
+        self.device.launch(gather_windows.KERNEL, rows, m.features, m.mean, m.std, m.ts_gap, into.x, into.ts)
