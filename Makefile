@@ -29,5 +29,8 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+render: setup
+	$(BIN)/python -m workflows.render
+
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -1,4 +1,7 @@
-"""What a user can do wrong with a workflow, and the exit code it ends with. The first line says what is wrong and where."""
+"""What a user can do wrong with a workflow, and the exit code it ends with.
+
+The first line of a message says what is wrong and where, the last what to do.
+"""
 
 
 class WorkflowError(Exception):

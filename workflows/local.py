@@ -72,6 +72,8 @@ class LocalRunner:
             if "onExit" in self.spec and not outcome.interrupted:
                 self.workflow |= {"status": result.phase, "failures": self._failures()}
                 await self._execute(self.spec["onExit"], self.spec["onExit"], {})
+        except BaseExceptionGroup as errors:  # one task's mistake has cancelled the others, processes included
+            raise errors.exceptions[0] from None
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)

@@ -188,7 +188,11 @@ class Pods:
 
 def make_process(container: dict[str, Any], scope: dict[str, Any], mounts: dict[str, str], log: Path) -> Process:
     """The container's command with its tags resolved; `python` is this interpreter."""
-    words = [resolve(move_mounts(w, mounts), scope) for w in [*container["command"], *container.get("args", [])]]
+    written = [*container["command"], *container.get("args", [])]
+    for mount, folder in mounts.items():
+        if any(move_mounts(word, {mount: folder}) != word for word in written):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    words = [resolve(move_mounts(word, mounts), scope) for word in written]
     argv = words
     if words[: len(TRAINER)] == TRAINER:
         argv = [*trainer_command(), *words[len(TRAINER) :]]

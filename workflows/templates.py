@@ -126,7 +126,7 @@ def executor_patch() -> str:
     )
 
 
-def environment() -> list[Env]:
+def environment() -> list[Env | m.EnvVar]:
     """Caches on a volume (the root is read-only), and how the last attempt ended."""
     caches = {"HOME": "home", "CUPY_CACHE_DIR": "cupy", "NUMBA_CACHE_DIR": "numba", "MPLCONFIGDIR": "matplotlib"}
     last = {
@@ -139,9 +139,11 @@ def environment() -> list[Env]:
     return [
         *(Env(name=k, value=f"{CACHES_MOUNT}/{v}") for k, v in caches.items()),
         *(Env(name=k, value=v) for k, v in last.items()),
-        *(m.EnvVar(name=k, value_from=m.EnvVarSource(field_ref=m.ObjectFieldSelector(field_path=v)))
-          for k, v in fields.items()),
-    ]  # fmt: skip
+        *(
+            m.EnvVar(name=k, value_from=m.EnvVarSource(field_ref=m.ObjectFieldSelector(field_path=v)))
+            for k, v in fields.items()
+        ),
+    ]
 
 
 def pod(name: str, module: str, args: list[str], *, gpu: bool = False, **more: Any) -> Container:

@@ -59,9 +59,7 @@ def train() -> Container:
     inputs = [*RUN_INPUTS, Parameter(name="fold"), Parameter(name="label")]
     outputs = [output("wr"), output("hold-pct")]
     deadline = of_workflow("attempt-deadline-s")
-    return pod(
-        "train", "trainer", args, gpu=True, inputs=inputs, outputs=outputs, active_deadline_seconds=deadline
-    )  # fmt: skip
+    return pod("train", "trainer", args, gpu=True, inputs=inputs, outputs=outputs, active_deadline_seconds=deadline)
 
 
 def gate() -> Container:

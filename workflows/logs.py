@@ -1,0 +1,87 @@
+"""Shows the logs of a study's pods, all attempts of each as one stream.
+
+python -m workflows.logs                     the newest run, every pod
+python -m workflows.logs my-run --fold 1 -f  follow one fold across its attempts
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workflows import state
+from workflows.cli import DEFAULT_RUNS, Runs, run_command
+from workflows.errors import UsageError, nearest
+
+_POLL = 0.3
+
+
+def main(
+    run: Annotated[str, typer.Argument(help="run-id or its beginning; none: the newest")] = "",
+    fold: Annotated[int | None, typer.Option(help="one fold")] = None,
+    task: Annotated[str, typer.Option(help="one pod: resolve, precompute, train-0, gate, report")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the study ends")] = False,
+    last: Annotated[bool, typer.Option("--last", help="the last attempt alone")] = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Show the logs of a study, attempt after attempt.
+
+    Example: python -m workflows.logs my-run --fold 1 --follow
+    """
+    folder = state.find(runs, run)
+    wanted = task if fold is None else f"train-{fold}"
+    pods = pod_names(folder)
+    if wanted and wanted not in pods and not follow:
+        raise UsageError(
+            f"run {folder.name}: no logs of {wanted!r}{nearest(wanted, pods)}; there are: {', '.join(pods)}"
+        )
+    for line in stream(folder, [wanted] if wanted else None, follow, last):
+        print(line, flush=follow)
+
+
+def attempts(folder: Path, pod: str) -> list[Path]:
+    """Logs of one pod, first attempt first."""
+    found = [p for p in (folder / "logs").glob(f"{pod}-*.log") if p.stem[len(pod) + 1 :].isdecimal()]
+    return sorted(found, key=lambda p: int(p.stem.rpartition("-")[2]))
+
+
+def pod_names(folder: Path) -> list[str]:
+    """Pods with logs, in order of their first log."""
+    found = sorted((folder / "logs").glob("*.log"), key=lambda p: p.stat().st_mtime)
+    return list(dict.fromkeys(p.stem.rpartition("-")[0] for p in found))
+
+
+def stream(folder: Path, pods: list[str] | None, follow: bool, last: bool) -> Iterator[str]:
+    """Lines of the logs, each once; with several pods each line begins with its pod's name."""
+    offsets: dict[Path, int] = {}
+    while True:
+        running = follow and state.is_locked(folder)
+        for pod in pods or pod_names(folder):
+            logs = attempts(folder, pod)
+            for log in logs[-1:] if last else logs:
+                prefix = "" if pods else f"{pod:<12} "
+                yield from (prefix + line for line in _new_lines(log, offsets, whole=not running))
+        if not running:
+            return
+        time.sleep(_POLL)
+
+
+def _new_lines(log: Path, offsets: dict[Path, int], whole: bool) -> list[str]:
+    """Complete lines since the last look (`whole`: also an unfinished last one); a header names each attempt."""
+    start = offsets.get(log, 0)
+    with log.open("rb") as handle:
+        handle.seek(start)
+        data = handle.read()
+    if not whole:
+        data = data[: data.rfind(b"\n") + 1]
+    offsets[log] = start + len(data)
+    header = [f"--- {log.stem} ---"] if start == 0 and data else []
+    return header + data.decode(errors="replace").splitlines()
+
+
+if __name__ == "__main__":
+    run_command(main)
