@@ -51,6 +51,8 @@ class Action(IntEnum):
     HALF_FLAT_SHORT = 10
 
 
+# Plain integers for array expressions: NumPy converts an enum member slowly.
+HOLD, TIGHTEN, LOOSEN = int(Action.HOLD), int(Action.TRAIL_TIGHTEN), int(Action.TRAIL_LOOSEN)
 UNDEF = -(2**31)  # price of a level that is not there
 NO_ORDER = -(2**31)  # in `targets`: this action places no position order
 NO_STOP = 3  # index of the loosest trail distance
@@ -208,13 +210,13 @@ def _reference(
 
     # 1. The decision on row t. A lane that is done has no position and no order, so a hold leaves it as it is.
     allowed = mask.reshape(-1)[np.arange(len(action)) * mask.shape[1] + action] != 0
-    chosen = np.where(allowed & running, action, Action.HOLD)
+    chosen = np.where(allowed & running, action, HOLD)
     wanted = targets[chosen]
     is_order = wanted != NO_ORDER
     np.copyto(target, wanted, where=is_order)
     np.copyto(pending_row, fill_row[row], where=is_order)
-    trail += chosen == Action.TRAIL_LOOSEN
-    trail -= chosen == Action.TRAIL_TIGHTEN
+    trail += chosen == LOOSEN
+    trail -= chosen == TIGHTEN
     row += running
     episode_row += running
     hold_rows += position != 0
@@ -227,7 +229,7 @@ def _reference(
     lanes = np.flatnonzero(~running & (start_row != PARKED))
     if lanes.size:
         row[lanes], end_row[lanes] = _restart(lanes, step, seed, starts, last, limit_row, start_row)
-        for state in (episode_row, cash, equity, peak, entry_cash, done):
+        for state in (episode_row, position, target, hold_rows, cash, equity, peak, entry_cash, done):
             state[lanes] = 0
 
     # 2. Row r closes: mark the position carried to it, and see whether the episode ends here.
@@ -281,7 +283,7 @@ def _reference(
     change = now - equity
     equity[...] = now
     np.maximum(peak, now, out=peak)
-    reward[...] = change / MILLI - inventory_penalty * (carried * carried) - message_cost * (action_done != Action.HOLD)
+    reward[...] = change / MILLI - inventory_penalty * (carried * carried) - message_cost * (chosen != HOLD)
     _write_mask(mask, position, target, trail, targets, lots_large)
     _write_private(
         private,
@@ -356,7 +358,9 @@ KERNEL = Kernel(
     reference=_reference,
     tolerance=(1e-6, 1e-5, "integers are exact; the reals take a few float32 operations and one log1p"),
     constants={
-        "HOLD": int(Action.HOLD),
+        "HOLD": HOLD,
+        "TIGHTEN": TIGHTEN,
+        "LOOSEN": LOOSEN,
         "UNDEF": UNDEF,
         "NO_ORDER": NO_ORDER,
         "NO_STOP": NO_STOP,

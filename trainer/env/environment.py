@@ -79,6 +79,8 @@ class Environment:
         if (used & (rows >= ends)).any():
             lane = int(np.flatnonzero(used & (rows >= ends))[0])
             raise ValueError(f"lane {lane}: start row {rows[lane]} has no row after it (its pass ends on {ends[lane]})")
+        for state in ("position", "target", "hold_rows", "cash", "equity", "peak", "entry_cash"):
+            self.device.fill(getattr(self, state), 0)  # a lane that is parked is not reset by the kernel
         self.device.fill(self.start_row, np.where(used, rows, np.int32(PARKED)))
         self.device.fill(self.limit_row, end_rows)
         self.reset_all()
