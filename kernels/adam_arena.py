@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.grad_norm import PARTS, sum_of_squares
+from kernels.grad_norm import MIN_RUN, PARTS, sum_of_squares
 from kernels.isv import GROUPS, SIZE, SLOTS, cuda_constants
 from kernels.spec import REAL, Arg, Kernel
 
@@ -116,5 +116,5 @@ KERNEL = Kernel(
         ("adam_arena_finish", (1,), (PARTS,), 0),
     ],
     tolerance=(1e-7, 1e-5, "float32 square root and division; moments of the same values"),
-    constants=cuda_constants() | {"PARTS": PARTS, "N_GROUPS": len(GROUPS)},
+    constants=cuda_constants() | {"PARTS": PARTS, "MIN_RUN": MIN_RUN, "N_GROUPS": len(GROUPS)},
 )

@@ -7,18 +7,20 @@ import numpy as np
 from kernels.isv import SIZE, SLOTS, cuda_constants
 from kernels.spec import REAL, Arg, Kernel
 
-PARTS = 256  # first-level sums; one block each on CUDA
+PARTS = 256  # first-level sums at most
+MIN_RUN = 256  # values of one first-level sum at least
 
 
 def sum_of_squares(x: np.ndarray, parts: np.ndarray) -> np.floating:
-    """Sum of x^2 over x [S] through parts [PARTS]: part i sums the i-th run of ceil(S / PARTS) values."""
-    run = -(-x.size // parts.size)
+    """Sum of x^2 over x [S]; parts [PARTS] take the sums of runs of max(MIN_RUN, ceil(S / PARTS)), the rest 0."""
+    run = max(MIN_RUN, -(-x.size // PARTS))
     whole = x.size // run
-    square = x * x
-    parts[:whole] = square[: whole * run].reshape(whole, run).sum(axis=1)
+    rows = x[: whole * run].reshape(whole, run)
+    tail = x[whole * run :]
+    np.vecdot(rows, rows, out=parts[:whole])
     parts[whole:] = 0
-    if whole < parts.size:
-        parts[whole] = square[whole * run :].sum()
+    if tail.size:
+        parts[whole] = np.vecdot(tail, tail)
     return parts.sum()
 
 
@@ -42,6 +44,6 @@ KERNEL = Kernel(
         ("grad_norm", (PARTS,), (256,), 0),
         ("grad_norm_finish", (1,), (256,), 0),
     ],
-    tolerance=(0.0, 1e-5, "float32 sums of S / 256 squares, then of 256 parts"),
-    constants=cuda_constants() | {"PARTS": PARTS},
+    tolerance=(0.0, 1e-5, "float32 sums of a run of squares, then of at most 256 runs"),
+    constants=cuda_constants() | {"PARTS": PARTS, "MIN_RUN": MIN_RUN},
 )

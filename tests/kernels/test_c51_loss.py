@@ -98,7 +98,7 @@ def sharp(action_values: dict[int, float], rows: int = 1) -> np.ndarray:
     out = np.zeros((rows, W))
     logits = out[:, :231].reshape(rows, A, Z)
     for a in range(A):
-        logits[:, a, int(round(action_values.get(a, 0.0))) + 10] = 200.0
+        logits[:, a, round(action_values.get(a, 0.0)) + 10] = 200.0
     return out
 
 
