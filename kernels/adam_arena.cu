@@ -17,7 +17,7 @@ extern "C" __global__ void adam_arena(ARGS) {
     if (!isfinite(length)) return;
     const int segment = blockIdx.y, part = blockIdx.x;
     const int a = start[segment], b = stop[segment];
-    const int run = (b - a + PARTS - 1) / PARTS;
+    const int run = max(MIN_RUN, (b - a + PARTS - 1) / PARTS);
     const int first = a + part * run, last = min(first + run, b);
     const i64 done = count[0];
     const float scale = fminf(1.0f, grad_clip / (length + 1e-6f));

@@ -6,7 +6,7 @@ extern "C" __global__ void grad_norm(
     float* __restrict__ parts,       // [PARTS]
     float* norm, float* isv, const int S) {
     __shared__ float scratch[256];
-    const int run = (S + PARTS - 1) / PARTS;
+    const int run = max(MIN_RUN, (S + PARTS - 1) / PARTS);
     const int start = blockIdx.x * run, stop = min(start + run, S);
     float sum = 0.0f;
     for (int i = start + threadIdx.x; i < stop; i += blockDim.x) sum += grad[i] * grad[i];
