@@ -129,12 +129,12 @@ def test_plan_reads_the_config():
 def test_dates_label_and_json():
     ts, session = series(36_000)
     folds = make_folds(ts, session, PLAN)
-    assert folds[0].label == "0 2023-12-25T23:15..23:29"
+    assert folds[0].label == "0 2023-12-25T23:15..23:30"
     assert folds[0].dates["test"] == ("2023-12-25T23:15:00.000000000Z", "2023-12-25T23:29:59.900000000Z")
     for f in folds:
         assert Fold.from_json(json.loads(json.dumps(f.to_json()))) == f
-    days = make_folds(ts * 1, session, replace(PLAN, folds=1))
-    assert days[0].label == "0 2023-12-25T23:30..23:59"
+    days = make_folds(ts, session, replace(PLAN, folds=1))
+    assert days[0].label == "0 2023-12-25T23:30..2023-12-26T00:00"
     slow = make_folds(1_703_545_200_000_000_000 + 60_000_000_000 * np.arange(36_000), session, PLAN)
     assert slow[0].label == "0 2024-01-01T05:00..2024-01-07T10:59"
 

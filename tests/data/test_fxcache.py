@@ -107,6 +107,7 @@ DAMAGE = {
     "header is no object": lambda d: d[:8] + b"[]" + d[10:],
     "length flipped": flip(1),
     "header flipped": flip(30),
+    "tick size altered": lambda d: d.replace(b"0.25", b"0.50", 1),
     "first data byte": flip(int(1e6)),
     "a middle byte": flip(-(10**6)),
     "last byte flipped": flip(-1),
@@ -140,7 +141,7 @@ def test_reading_what_is_not_there():
 
 def _builder(folder: str, barrier, results) -> None:
     barrier.wait()
-    results.put(str(find_or_build(series(60_000), CFG, folder)))
+    results.put(str(find_or_build(series(20_000), CFG, folder)))
 
 
 def test_two_builders_at_once_end_with_one_valid_file(tmp_path):

@@ -130,9 +130,9 @@ def make_folds(ts: np.ndarray, session: np.ndarray, plan: FoldPlan) -> list[Fold
 
 def longest_session(session: np.ndarray, rows: Slice) -> int:
     """Rows of the longest unbroken session inside rows a .. b."""
-    part = session[rows[0] : rows[1]]
-    edges = np.flatnonzero(np.diff(part)) + 1
-    return int(np.diff([0, *edges, len(part)]).max())
+    part = session[rows[0] : rows[1]]  # ascending, so a few look-ups find every session's start
+    starts = np.searchsorted(part, np.arange(int(part[0]), int(part[-1]) + 2))
+    return int(np.diff(starts).max())
 
 
 def _check_sessions(session: np.ndarray, rows: Slice, plan: FoldPlan, where: str) -> None:
@@ -171,7 +171,7 @@ _KEYS = {
     "window": "net.window",
     "validation_share": "folds.validation_share",
 }
-_LEAST = {"folds": 1, "episode_len": 8, "window": 4, "validation_share": 0.0}
+_LEAST: dict[str, Any] = {"folds": 1, "episode_len": 8, "window": 4, "validation_share": 0.0}
 
 
 def _smaller(plan: FoldPlan) -> list[dict[str, Any]]:
@@ -189,10 +189,11 @@ def _smaller(plan: FoldPlan) -> list[dict[str, Any]]:
 
 def _dates(ts: np.ndarray, rows: Slice) -> tuple[str, str]:
     first, last = (np.datetime64(int(ts[t]), "ns") for t in (rows[0], rows[1] - 1))
-    return f"{np.datetime_as_string(first, unit='ns')}Z", f"{np.datetime_as_string(last, unit='ns')}Z"
+    return f"{first}Z", f"{last}Z"
 
 
 def _label(ts: np.ndarray, rows: Slice) -> str:
-    """Minutes suffice for people: `2023-12-25T23:15..23:30`, with the second date only when it is another day."""
-    first, last = (text[:16] for text in _dates(ts, rows))
+    """To the nearest minute, for people: `2023-12-25T23:15..23:30`; the second date only when it is another day."""
+    half = 30_000_000_000
+    first, last = (str(np.datetime64(int(ts[t]) + half, "ns"))[:16] for t in (rows[0], rows[1] - 1))
     return f"{first}..{last[11:] if first[:10] == last[:10] else last}"

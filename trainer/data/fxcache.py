@@ -119,13 +119,15 @@ def verify(path: Path, key: str) -> None:
     notes = header["__metadata__"]
     if notes.get("key") != key:
         raise DamagedFile(f"{path}: holds key {notes.get('key')}, not {key}\n{_REMEDY}")
+    if notes.get("meta_crc32c") != _crc(notes["meta"].encode()):
+        raise DamagedFile(f"{path}: its description fails its checksum\n{_REMEDY}")
     with path.open("rb") as file:
         file.seek(start)
         for name, expected in json.loads(notes["crc32c"]).items():
             left, value = np.subtract(*header[name]["data_offsets"][::-1]), 0
             while left > 0 and (data := file.read(min(BLOCK, int(left)))):
                 value, left = google_crc32c.extend(value, data), left - len(data)
-            if f"{value:08x}" != expected:
+            if _hex(value) != expected:
                 raise DamagedFile(f"{path}: column {name} fails its checksum\n{_REMEDY}")
 
 
@@ -170,7 +172,7 @@ def _build(series: Series, key: str, folder: Path) -> Path:
         raise DataError(f"{series.info.symbol}: no row is left after cleaning ({_counts(series.info.cleaning)})")
     whole = folder / "whole"
     with whole.open("wb") as out:
-        out.write(_header(series, key, stream.rows, {name: f"{value:08x}" for name, value in sums.items()}))
+        out.write(_header(series, key, stream.rows, {name: _hex(value) for name, value in sums.items()}))
         for name in COLUMNS:
             _append(out, folder / name)
         out.flush()
@@ -195,16 +197,24 @@ def _append(out: BinaryIO, part: Path) -> None:
 def _header(series: Series, key: str, rows: int, sums: dict[str, str]) -> bytes:
     """The safetensors header, padded with spaces to a multiple of 64 bytes so that every int64 lies aligned."""
     meta = make_meta(series)
-    tree: dict[str, Any] = {
-        "__metadata__": {"key": key, "meta": meta.to_json(), "crc32c": json.dumps(sums), "code": code_version()}
-    }
+    text = meta.to_json()
+    notes = {"key": key, "meta": text, "meta_crc32c": _crc(text.encode()), "crc32c": json.dumps(sums)}
+    tree: dict[str, Any] = {"__metadata__": notes}
     end = 0
     for name, (shape, dtype) in column_shapes(meta.levels, len(meta.features), rows).items():
         start, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         tree[name] = {"dtype": _CODES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(tree).encode()
-    text += b" " * (-(len(text) + 8) % 64)
-    return len(text).to_bytes(8, "little") + text
+    header = json.dumps(tree).encode()
+    header += b" " * (-(len(header) + 8) % 64)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _hex(crc: int) -> str:
+    return f"{crc:08x}"
+
+
+def _crc(data: bytes) -> str:
+    return _hex(google_crc32c.value(data))
 
 
 def _safe(symbol: str) -> str:

@@ -35,6 +35,7 @@ class MarketMeta:
     look_back: int  # rows before t that the features of row t read
     data_digest: str  # SHA-256 of the input bytes
     cleaning: dict[str, int] = field(default_factory=dict)  # rule -> rows dropped
+    counts: dict[str, int] = field(default_factory=dict)  # records, states, trades read
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
@@ -134,6 +135,7 @@ def make_meta(series: Series) -> MarketMeta:
         look_back=look_back(info.levels),
         data_digest=series.digest,
         cleaning=dict(info.cleaning),
+        counts=dict(info.counts),
         notes=list(info.notes),
     )
 

@@ -12,13 +12,14 @@ import structlog
 
 from trainer.config import StudyConfig
 from trainer.data.folds import Fold, FoldPlan, make_folds
-from trainer.data.frame import Series
 from trainer.data.fxcache import find_or_build
+from trainer.data.inputs import open_series
 from trainer.data.market import MarketMeta, open_market
-from trainer.data.synthetic import SyntheticSeries, is_synthetic, parse_synthetic
 from trainer.errors import UsageError
 
 log = structlog.get_logger()
+
+RULES = ("pre-open", "crossed", "undefined", "duplicate")  # of clean.py
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ def precompute(
     The cache is kept even when the folds don't fit: it is valid, and other settings may use it. Raises UsageError,
     DataError.
     """
-    series = open_input([str(p) for p in paths], cfg)
+    series = open_series(paths, cfg.data)
     cache = find_or_build(series, cfg.data, cache_dir)
     market = open_market(cache)
     meta = market.meta
-    log.info(cleaning_line(meta), symbol=meta.symbol, rows=len(market), sampling=meta.sampling)
+    log.info(cleaning_line(meta), symbol=meta.symbol, rows=len(market), sampling=meta.sampling, **meta.counts)
     for note in meta.notes:
         log.info(note)
     folds = make_folds(market.ts, market.session, FoldPlan.of(cfg, meta.look_back))
@@ -50,25 +51,10 @@ def precompute(
     return PrecomputeResult(cache, folds, len(market), meta.data_digest, meta)
 
 
-def open_input(uris: list[str], cfg: StudyConfig) -> Series:
-    """The series behind `--data`: market files in time order, or one synthetic market."""
-    if not uris:
-        raise UsageError("no data given\nuse --data FILE (several make one series) or --data synthetic")
-    if any(is_synthetic(uri) for uri in uris):
-        if len(uris) > 1:
-            raise UsageError(
-                f"--data {' '.join(uris)}: a synthetic market can't be joined to other data\ngive one of them"
-            )
-        return SyntheticSeries(parse_synthetic(uris[0]), cfg.data.levels)
-    from trainer.data.inputs import open_series
-
-    return open_series(uris, cfg.data)
-
-
 def cleaning_line(meta: MarketMeta) -> str:
-    """`dropped pre-open=925 crossed=0 ...`: rows that each cleaning rule took away."""
-    counts = " ".join(f"{rule}={n}" for rule, n in meta.cleaning.items())
-    return f"dropped {counts}" if counts else "dropped nothing"
+    """`dropped pre-open=925 crossed=0 ...`: rows that each cleaning rule took away, the usual rules always named."""
+    counts = {**dict.fromkeys(RULES, 0), **meta.cleaning}
+    return "dropped " + " ".join(f"{rule}={n}" for rule, n in counts.items())
 
 
 def write_folds(run_dir: Path, folds: list[Fold]) -> Path:
