@@ -1,4 +1,4 @@
-"""The hand-written backward pass against finite differences (float64), poisoned scratch, and float32 against float64."""
+"""The hand-written backward pass: finite differences in float64, poisoned scratch, float32 against float64."""
 
 import numpy as np
 import pytest
