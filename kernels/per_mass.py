@@ -1,6 +1,6 @@
 """Raw priorities -> integer masses and their block sums: the first of two levels of proportional sampling.
 
-mass = round((priority + 1e-6)^alpha * 2^20), at least 1, at most 2^28 - 1; 0 where the priority is negative. Masses are
+mass = round((priority + 1e-6)^alpha * 2^20), at least 1, at most 2^28; 0 where the priority is negative. Masses are
 a pure function of priorities and alpha, made anew at each step: that costs less than finding out what changed (alpha
 moves now and then, M + B slots at every step), and nothing can drift. Integer sums come out the same in any order.
 """
@@ -14,7 +14,7 @@ from kernels.spec import REAL, Arg, Kernel
 
 EPSILON = 1e-6  # keeps a transition of zero loss drawable
 SCALE = 2.0**20
-MAX_MASS = 2**28 - 1  # a sum of 2^20 masses, and of their squares >> 16, stays below 2^63
+MAX_MASS = 2**28  # exact in float32; 2^20 masses, and their squares / 2^16, sum to less than 2^63
 BLOCK = 256
 
 
@@ -26,15 +26,15 @@ def per_mass(isv: np.ndarray, priority: np.ndarray, mass: np.ndarray, block: np.
     np.exp(p, out=p)
     p *= np.asarray(SCALE, real)
     np.rint(p, out=p)
-    np.fmin(p, np.asarray(MAX_MASS, real), out=p)  # fmin: a NaN priority becomes the largest mass
-    np.fmax(p, np.asarray(1, real), out=p)
-    p[priority < 0] = 0
-    mass[:] = np.minimum(p.astype(np.int64), MAX_MASS)  # float32 rounds MAX_MASS up to 2^28
+    np.minimum(p, np.asarray(MAX_MASS, real), out=p)
+    np.maximum(p, np.asarray(1, real), out=p)
+    drawable = priority >= 0
+    np.multiply(p, drawable, out=mass, casting="unsafe")
 
-    wide = mass.astype(np.int64)
-    root = (wide + 128) >> 8
+    root = ((mass + np.int32(128)) >> np.int32(8)).astype(np.int64)
+    root *= root
     starts = np.arange(0, len(mass), BLOCK)
-    for column, values in enumerate((wide, root * root, wide > 0)):
+    for column, values in enumerate((mass, root, drawable.astype(np.int32))):
         np.add.reduceat(values, starts, dtype=np.int64, out=block[:, column])
 
 
@@ -47,7 +47,7 @@ KERNEL = Kernel(
     (
         Arg("isv", REAL, "in", str(SIZE), "reads per_alpha"),
         Arg("priority", REAL, "in", "C", "raw priority; negative: never drawn"),
-        Arg("mass", "uint32", "out", "C", "fixed-point mass"),
+        Arg("mass", "int32", "out", "C", "fixed-point mass"),
         Arg("block", "int64", "out", "G,3", "sum, sum of squares / 2^16, count of each 256 slots"),
     ),
     per_mass,

@@ -49,7 +49,7 @@ KERNEL = Kernel(
     (
         Arg("isv", REAL, "inout", str(SIZE), "writes per_beta, priority_ess = (sum p)^2 / sum p^2 / N"),
         Arg("step", "int64", "in", "1", "clock of the run: word of the random counter, and the anneal of beta"),
-        Arg("mass", "uint32", "in", "C", "fixed-point mass"),
+        Arg("mass", "int32", "in", "C", "fixed-point mass"),
         Arg("block", "int64", "in", "G,3", "block sums from per_mass"),
         Arg("seed", "uint32", "scalar", doc="seed of the run"),
         Arg("beta0", REAL, "scalar", doc="initial importance exponent"),

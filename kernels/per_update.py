@@ -8,10 +8,13 @@ from kernels.spec import REAL, Arg, Kernel
 
 
 def per_update(slots: np.ndarray, loss: np.ndarray, priority: np.ndarray, max_priority: np.ndarray) -> None:
-    """priority[slots] = max(loss, 0). A slot drawn twice gets the larger loss, whatever the order of the threads."""
+    """priority[slots] = max(loss, 0). A slot drawn twice gets the larger loss, whatever the order of the threads.
+
+    fmax passes over a NaN: the run is about to be stopped for it, and replay stays usable.
+    """
     priority[slots] = 0
-    np.maximum.at(priority, slots, loss)
-    max_priority[0] = np.fmax(max_priority[0], loss.max())
+    np.fmax.at(priority, slots, loss)
+    max_priority[0] = np.fmax(max_priority[0], np.fmax.reduce(loss))
 
 
 KERNEL = Kernel(

@@ -31,7 +31,7 @@ def replay_fields(cfg: StudyConfig) -> list[Field]:
         *(Field(f"replay.{n}", (c, *dims(cfg, tail)), dtype, doc=doc) for n, dtype, tail, doc in TRANSITION),
         Field("replay.priority", (c,), init=NEVER, doc="raw priority; negative: never drawn"),
         Field("replay.max_priority", (1,), init=1.0, doc="largest so far: that of new transitions"),
-        Field("replay.mass", (c,), "uint32", doc="fixed-point (priority + 1e-6)^alpha"),
+        Field("replay.mass", (c,), "int32", doc="fixed-point (priority + 1e-6)^alpha"),
         Field("replay.block", (per_mass.n_blocks(c), 3), "int64", doc="sum, sum of squares, count of 256 masses"),
     ]
 
