@@ -73,7 +73,7 @@ def random_lane(n: int, rate: float, seed: int) -> tuple[np.ndarray, ...]:
     return target, action, ordered
 
 
-def make_run(fold: int, n: int = 10_000, edge: float = 0.5, rate: float = 0.4, seed: int = 0) -> EvalRun:
+def make_run(fold: int, n: int = 10_000, edge: float = 0.5, rate: float = 0.6, seed: int = 0) -> EvalRun:
     rng = np.random.default_rng([seed, fold])
     drift = np.repeat(rng.normal(0, 1.5, n // 4 + 1), 4)[:n]
     mid2 = 40_000 + np.cumsum(np.round(2 * drift + rng.normal(0, 3, n)).astype(np.int64))
@@ -125,7 +125,9 @@ def metric_lines(steps: int = 1500, every: int = 25, seed: int = 0) -> list[dict
             "reward_scale": 0.2 * (1 - 0.5 * x),
             "rollout_len": [16, 16, 32][min(2, int(3 * x))],
         }
-        line |= {f"lr_{g}": 2e-3 * (1 - 0.8 * x) * k for g, k in zip(("encoder", "q", "policy", "value", "aux"), range(1, 6))}
+        line |= {
+            f"lr_{g}": 2e-3 * (1 - 0.8 * x) * k for g, k in zip(("encoder", "q", "policy", "value", "aux"), range(1, 6))
+        }
         lines.append({k: float(v) if k != "step" else v for k, v in line.items()})
     return lines
 
@@ -146,7 +148,8 @@ def make_result(run: EvalRun, cfg: EvalConfig | None = None, trials: int = 4, **
         ),
         market=Market(symbol="SYNTH", tick_size=0.25, multiplier=50.0, sampling="1 s"),
         training=Training(
-            **{"steps": 1500, "gpu_seconds": 0.0, "interrupted_seconds": 12.5, "attempts": 2, "device": "cpu"} | training
+            **{"steps": 1500, "gpu_seconds": 0.0, "interrupted_seconds": 12.5, "attempts": 2, "device": "cpu"}
+            | training
         ),
         provenance=Provenance(
             run_id="synth-3f-7b1c2d",
@@ -160,7 +163,7 @@ def make_result(run: EvalRun, cfg: EvalConfig | None = None, trials: int = 4, **
     )
 
 
-def write_study(root: Path, edges: tuple[float | None, ...] = (0.5, 0.45, 0.05), n: int = 10_000) -> Path:
+def write_study(root: Path, edges: tuple[float | None, ...] = (0.9, 0.8, 0.3), n: int = 10_000) -> Path:
     """A run folder with a fold for each edge; None leaves that fold without a result, metrics and attempts."""
     cfg = load_config("cpu-demo")
     root.mkdir(parents=True, exist_ok=True)

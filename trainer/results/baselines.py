@@ -17,7 +17,7 @@ import numpy as np
 
 from kernels.philox import Purpose, counter, uniform
 
-BASELINES = ("flat", "buy and hold", "random", "imbalance")
+BASELINES = ("flat", "random", "buy and hold", "imbalance")
 IMBALANCE_LEVELS = 5
 IMBALANCE_THRESHOLD = 0.2
 HOLD = 2

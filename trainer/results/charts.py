@@ -95,7 +95,10 @@ def _svg(figure: Figure, label: str) -> str:
     text = re.sub(r"\n\s*", "\n", text)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)  # the page's own font
+    text = re.sub(r" ?font-family: [^;]*;", "", text)  # the page's own font
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)  # it would rule the whole page
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r' id="[A-Za-z.]+(?:2d)?_\w+"', "", text)  # names of artists; what is referred to has a hash
     for name, colour in {**COLOURS, **FOLD_COLOURS}.items():
         text = text.replace(colour, f"var({name})")
     return text.replace("<svg", f'<svg role="img" aria-label="{_attribute(label)}"', 1)
@@ -139,12 +142,12 @@ def equity_chart(curve: pl.DataFrame, fold: int, points: int = 400) -> str:
     with _figure(9.6, 3.9, nrows=2, sharex=True, height_ratios=[3, 1]) as (figure, axes):
         top, bottom = axes[0, 0], axes[1, 0]
         top.axhline(0, color=MUTED, linewidth=0.8)
+        dotted = {"color": COLOURS["--gross"], "linewidth": 1.0, "linestyle": (0, (2, 1.5))}
+        _line(top, time, curve["equity"], points, "policy", color=POLICY, linewidth=1.8, zorder=3)
+        _line(top, time, curve["gross"], points, "policy before costs", **dotted)
         for name, (colour, label) in BASELINE_STYLE.items():
             if f"baseline_{name}" in curve.columns:
                 _line(top, time, curve[f"baseline_{name}"], points, label, color=colour, linewidth=1.0)
-        dotted = {"color": POLICY, "linewidth": 1.0, "linestyle": (0, (2, 1.5))}
-        _line(top, time, curve["gross"], points, "policy before costs", **dotted)
-        _line(top, time, curve["equity"], points, "policy", color=POLICY, linewidth=1.8)
         top.set_ylabel("ticks")
         top.legend(loc="upper left", ncols=3, fontsize=8)
         _drawdown(bottom, time, curve["equity"].to_numpy(), points)
@@ -183,11 +186,18 @@ def _thousands(axis: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if abs(y) >= 10 or y == 0 else f"{y:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _tick(value: float, _: Any = None) -> str:
+    text = f"{value:,.0f}" if abs(value) >= 10 or value == 0 else f"{value:g}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def net_chart(results: Mapping[int, FoldResult]) -> str:
     """Net PnL per 10,000 decisions of each fold with its interval, against the baselines."""
+    from matplotlib.ticker import FuncFormatter
+
     marks = {"imbalance": "D", "buy and hold": "s", "random": "v"}
     with _figure(9.6, 0.9 + 0.42 * len(results)) as (figure, axes):
         axis = axes[0, 0]
@@ -207,15 +217,9 @@ def net_chart(results: Mapping[int, FoldResult]) -> str:
         axis.set_ylim(len(results) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         axis.set_xlabel("net ticks per 10,000 decisions")
-        _plain_x(axis)
+        axis.xaxis.set_major_formatter(FuncFormatter(_tick))
         figure.legend(loc="outside upper left", ncols=4, fontsize=8)
         return _svg(figure, "Net PnL of each fold with its interval, against the baselines")
-
-
-def _plain_x(axis: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
 
 
 TRAINING = (

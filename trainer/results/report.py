@@ -20,7 +20,8 @@ from trainer.learn.ledger import Attempt, read_attempts
 from trainer.learn.metrics import read_metrics
 from trainer.paths import fold_folder
 from trainer.results import charts
-from trainer.results.fold_result import CURVE, FoldResult, read_fold_result, read_frame
+from trainer.results.baselines import BASELINES
+from trainer.results.fold_result import CURVE, FoldResult, LaneResult, read_fold_result, read_frame
 from trainer.results.gate import Verdict, imbalance_line, judge, verdict_line
 
 REPORT_HTML, REPORT_JSON = "report.html", "report.json"
@@ -95,7 +96,8 @@ def render_html(study: Study) -> str:
         study=study,
         run_id=study.folder.name,
         verdict=study.verdict,
-        verdict_line=verdict_line(study.verdict),
+        verdict_reason=_sentence(verdict_line(study.verdict).split(": ", 1)[1]),
+        lanes=lanes,
         imbalance_line=imbalance_line(study.verdict),
         first=first,
         pictures=pictures(study),
@@ -134,6 +136,16 @@ def config_rows(config: StudyConfig) -> list[tuple[str, list[tuple[str, str, str
             rows = [(k, _plain(v), fields[k].description or "") for k, v in value]
             sections.append((name, rows))
     return sections
+
+
+def lanes(result: FoldResult) -> list[tuple[str, LaneResult]]:
+    """The policy, then its baselines, the hardest to beat first."""
+    names = [name for name in reversed(BASELINES) if name in result.baselines]
+    return [("policy", result.policy), *((name, result.baselines[name]) for name in names)]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _plain(value: Any) -> str:
