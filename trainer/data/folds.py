@@ -89,7 +89,7 @@ class FoldPlan:
     def fits(self, rows: int) -> bool:
         """A window of `rows` holds an episode to train on, one to be judged on, and some rows to validate on."""
         train, val = self.split(rows)
-        episode = self.warmup + self.episode_len
+        episode = self.warmup + max(self.episode_len, self.n_step + 1)
         return train >= episode and rows >= episode and (not self.validation_share or val >= self.warmup + MIN_ROWS)
 
     @property
