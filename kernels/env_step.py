@@ -53,6 +53,8 @@ class Action(IntEnum):
 
 # Plain integers for array expressions: NumPy converts an enum member slowly.
 HOLD, TIGHTEN, LOOSEN = int(Action.HOLD), int(Action.TRAIL_TIGHTEN), int(Action.TRAIL_LOOSEN)
+FLAT_FROM_LONG, FLAT_FROM_SHORT = int(Action.FLAT_FROM_LONG), int(Action.FLAT_FROM_SHORT)
+HALF_FLAT_LONG, HALF_FLAT_SHORT = int(Action.HALF_FLAT_LONG), int(Action.HALF_FLAT_SHORT)
 UNDEF = -(2**31)  # price of a level that is not there
 NO_ORDER = -(2**31)  # in `targets`: this action places no position order
 NO_STOP = 3  # index of the loosest trail distance
@@ -71,10 +73,9 @@ def _walk(rows: Any, buy: Any, lots: Any, first: Any, book: tuple[Any, Any, Any,
     bid_px, ask_px, bid_sz, ask_sz = (side.reshape(-1) for side in book)
     levels = book[0].shape[1]
     at = rows.astype(np.int64) * levels
-    total, total_first = np.zeros_like(lots), np.zeros_like(lots)
+    total, total_first, last = np.zeros((3, len(lots)), np.int64)
     left, left_first = lots, first
     known = np.ones(len(lots), np.bool_)
-    last = np.zeros_like(lots)
     for level in range(levels):
         px = np.where(buy, ask_px[at + level], bid_px[at + level])
         size = np.where(buy, ask_sz[at + level], bid_sz[at + level])
@@ -104,15 +105,15 @@ def _write_mask(mask: Any, position: Any, target: Any, trail: Any, targets: Any,
     """Valid actions of the state now seen. An action is valid when it can be carried out and changes something."""
     ok = mask.view(np.bool_)
     np.not_equal(position[:, None], targets, out=ok)
-    np.greater(position, 0, out=ok[:, Action.FLAT_FROM_LONG])
-    np.less(position, 0, out=ok[:, Action.FLAT_FROM_SHORT])
-    np.equal(position, lots_large, out=ok[:, Action.HALF_FLAT_LONG])
-    np.equal(position, -lots_large, out=ok[:, Action.HALF_FLAT_SHORT])
+    np.greater(position, 0, out=ok[:, FLAT_FROM_LONG])
+    np.less(position, 0, out=ok[:, FLAT_FROM_SHORT])
+    np.equal(position, lots_large, out=ok[:, HALF_FLAT_LONG])
+    np.equal(position, -lots_large, out=ok[:, HALF_FLAT_SHORT])
     np.logical_and(ok, (position == target)[:, None], out=ok)
-    ok[:, Action.HOLD] = True
+    ok[:, HOLD] = True
     stays = position * target > 0  # a stop of a position that is about to be left has no effect
-    np.logical_and(stays, trail > 0, out=ok[:, Action.TRAIL_TIGHTEN])
-    np.logical_and(stays, trail < NO_STOP, out=ok[:, Action.TRAIL_LOOSEN])
+    np.logical_and(stays, trail > 0, out=ok[:, TIGHTEN])
+    np.logical_and(stays, trail < NO_STOP, out=ok[:, LOOSEN])
 
 
 def _write_private(
@@ -209,7 +210,7 @@ def _reference(
     running = done == 0
 
     # 1. The decision on row t. A lane that is done has no position and no order, so a hold leaves it as it is.
-    allowed = mask.reshape(-1)[np.arange(len(action)) * mask.shape[1] + action] != 0
+    allowed = mask[np.arange(len(action)), action].view(np.bool_)
     chosen = np.where(allowed & running, action, HOLD)
     wanted = targets[chosen]
     is_order = wanted != NO_ORDER
@@ -226,8 +227,8 @@ def _reference(
     for output in (closed, closed_pnl, closed_rows, closed_lots, filled, fee_paid, spread_paid):
         output.fill(0)
 
-    lanes = np.flatnonzero(~running & (start_row != PARKED))
-    if lanes.size:
+    if not running.all():
+        lanes = np.flatnonzero(~running & (start_row != PARKED))
         row[lanes], end_row[lanes] = _restart(lanes, step, seed, starts, last, limit_row, start_row)
         for state in (episode_row, position, target, hold_rows, cash, equity, peak, entry_cash, done):
             state[lanes] = 0
@@ -238,7 +239,8 @@ def _reference(
     fallen = (peak - (cash + carried * mid) >= drawdown) & running
     final = ((row >= end_row) | (episode_row >= episode_rows)) & running
     ending = fallen | final
-    done += np.where(fallen, DRAWDOWN, final).astype(done.dtype)
+    done += ending  # TRUNCATED is 1
+    done += fallen  # DRAWDOWN is 2
 
     # 3. Trade on r's book.
     due = (target != position) & (pending_row <= row)
@@ -247,31 +249,31 @@ def _reference(
     lots = position - carried
     lanes = np.flatnonzero(lots)
     if lanes.size:
-        n, was = np.abs(lots[lanes]).astype(np.int64), carried[lanes]
-        buy = lots[lanes] > 0
-        sign = np.where(buy, np.int64(1), np.int64(-1))
+        traded, was, goal = lots[lanes].astype(np.int64), carried[lanes].astype(np.int64), position[lanes]
+        n, sign = np.abs(traded), np.sign(traded)
         # A position left for flat or for the other side ends a round trip; the rest of a flip opens the next one.
-        leaves = (was != 0) & (was * position[lanes] <= 0)
-        n_close = np.abs(was) * leaves.astype(np.int64)
-        total, total_close = _walk(row[lanes], buy, n, n_close, (bid_px, ask_px, bid_sz, ask_sz))
-        before, rate = cash[lanes], fee[lanes]
-        at_close = before - sign * total_close * MILLI - rate * n_close
+        leaves = (was != 0) & (was * goal <= 0)
+        n_close = np.abs(was) * leaves
+        total, total_close = _walk(row[lanes], traded > 0, n, n_close, (bid_px, ask_px, bid_sz, ask_sz))
+        before, rate, price = cash[lanes], fee[lanes], sign * MILLI
+        at_close = before - price * total_close - rate * n_close
         closed[lanes] = leaves
         closed_pnl[lanes] = (at_close - entry_cash[lanes]) * leaves
         closed_rows[lanes] = hold_rows[lanes] * leaves
         closed_lots[lanes] = was * leaves
         entry_cash[lanes] = np.where(leaves, at_close, entry_cash[lanes])
-        filled[lanes] = lots[lanes]
+        filled[lanes] = traded
         fee_paid[lanes] = rate * n
-        spread_paid[lanes] = sign * (total * MILLI - sign * lots[lanes] * mid[lanes])
-        cash[lanes] = before - sign * total * MILLI - rate * n
+        spread_paid[lanes] = sign * (total * MILLI - n * mid[lanes])
+        cash[lanes] = before - price * total - rate * n
 
     # 4. The stop.
     fresh = carried * position <= 0  # flat, just opened, or flipped
     hold_rows *= ~fresh
     np.copyto(trail, NO_STOP, where=fresh)
     side = np.sign(position)
-    touch = np.where(side > 0, bid_px[row, 0], ask_px[row, 0])
+    at = row * np.int64(bid_px.shape[1])
+    touch = np.where(side > 0, bid_px.reshape(-1)[at], ask_px.reshape(-1)[at])
     given_back = np.maximum(side * (best - touch), 0) * ~fresh
     best[...] = touch + side * given_back
     hit = (position == target) & (given_back >= trail_ticks[trail]) & (side != 0)
