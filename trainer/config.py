@@ -37,6 +37,9 @@ class DataConfig(_Config):
     )
     levels: int = Field(10, ge=1, le=10, description="book levels kept")
     spread_ticks: int = Field(1, ge=1, description="spread assumed for bars without quotes, ticks")
+    bar_stamp: Literal["start", "end"] = Field(
+        "start", description="what the times of CSV and Parquet bars are; starts are moved to the bar's end"
+    )
     session_gap_s: float = Field(1800.0, gt=0, description="a silence longer than this starts a new session, seconds")
     label_rows: int = Field(50, ge=1, description="aux target: sign of the mid's move over this many rows")
 

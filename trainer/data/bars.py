@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.data.frame import UNDEF, BookFrame
-from trainer.errors import DataError
 
 BAR_NOTE = (
     "bars have no quotes: a spread of {spread} tick(s) is assumed around the close, with unlimited size; "
@@ -32,10 +31,3 @@ def bar_frame(end: np.ndarray, close: np.ndarray, volume: np.ndarray | None, spr
         session=np.zeros(n, np.int32),
         volume=volume,
     )
-
-
-def int32_volume(signed: np.ndarray, place: str) -> np.ndarray:
-    """int64 -> int32. Raises DataError rather than wrap around."""
-    if len(signed) and int(np.abs(signed).max()) > 2**31 - 1:
-        raise DataError(f"{place}: a signed volume beyond 2**31 lots in one row\nsample more finely (data.sample)")
-    return signed.astype(np.int32)

@@ -21,8 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from trainer.data.bars import int32_volume
 from trainer.data.frame import UNDEF, BookFrame, Feed, RawChunk, SeriesInfo, concat
+from trainer.data.volume import int32_volume, regroup
 from trainer.errors import DataError
 
 UNDECIDED, PRE_OPEN, OPEN = range(3)
@@ -61,7 +61,8 @@ class _Cleaner:
         self.feed, self.info, self.gap_ns = feed, feed.info, gap_ns
         self.rows = 0
         self.last: BookFrame | None = None  # the last raw row
-        self.carried = np.zeros(2, np.int64)  # signed and total volume of rows dropped since the last one kept
+        # rule -> signed and total volume of the rows that it dropped since the last one it kept
+        self.carried = {rule: np.zeros(2, np.int64) for rule in ("duplicate", "undefined", "crossed")}
         self.roll = False
         self.phase = UNDECIDED
         self.traded = False  # a trade was seen in this pre-open: the uncross has begun
@@ -127,14 +128,15 @@ class _Cleaner:
 
     def _drop(self, frame: BookFrame, keep: np.ndarray, rule: str, keep_volume: bool = True) -> BookFrame:
         """The kept rows, each with the volume of the rows dropped before it."""
-        if keep.all() and not self.carried.any():
+        carried = self.carried[rule]
+        if keep.all() and not carried.any():
             return frame
         self.info.add(rule, len(keep) - int(keep.sum()))
-        counted = np.ones(len(keep), bool) if keep_volume else keep
-        signed, self.carried[0] = _regroup(frame.signed_volume, counted, keep, self.carried[0])
+        counted = 1 if keep_volume else keep
+        signed, carried[0] = regroup(frame.signed_volume * counted, keep, carried[0])
         kept = replace(frame.take(keep), signed_volume=int32_volume(signed, self.info.symbol))
         if frame.volume is not None:
-            kept.volume, self.carried[1] = _regroup(frame.volume, counted, keep, self.carried[1])
+            kept.volume, carried[1] = regroup(frame.volume * counted, keep, carried[1])
         return kept
 
     def _phases(self, frame: BookFrame) -> Iterator[BookFrame]:
@@ -179,7 +181,8 @@ class _Cleaner:
     def _end_session(self) -> Iterator[BookFrame]:
         yield from self._release()
         self.phase, self.traded = UNDECIDED, False
-        self.carried[:] = 0
+        for carried in self.carried.values():
+            carried[:] = 0
         self.last_kept = 0
 
     def _number(self, frame: BookFrame) -> BookFrame:
@@ -191,14 +194,6 @@ class _Cleaner:
         session = self.session + np.cumsum(jumps)
         self.session, self.last_kept = int(session[-1]), int(frame.ts[-1])
         return replace(frame, session=session.astype(np.int32))
-
-
-def _regroup(volume: np.ndarray, counted: np.ndarray, keep: np.ndarray, carry: int) -> tuple[np.ndarray, int]:
-    """Sums volume over each kept row and the dropped ones before it; returns int64 [kept] and what is left over."""
-    total = np.cumsum(np.where(counted, volume, 0), dtype=np.int64) + carry
-    ends = total[keep]
-    left = int(total[-1]) if len(total) else int(carry)
-    return np.diff(ends, prepend=0), left - (int(ends[-1]) if len(ends) else 0)
 
 
 def _utc(ns: int) -> str:

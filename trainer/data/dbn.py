@@ -15,10 +15,11 @@ import numpy as np
 
 from trainer.config import DataConfig
 from trainer.data import replay
-from trainer.data.bars import BAR_NOTE, bar_frame, int32_volume
+from trainer.data.bars import BAR_NOTE, bar_frame
 from trainer.data.dbn_file import DbnFile, open_dbn_file, read_definitions
 from trainer.data.frame import BookFrame, RawChunk, SeriesInfo
 from trainer.data.ticks import TickGuess, nano_tick, nano_to_ticks, off_grid, tick_text
+from trainer.data.volume import int32_volume, regroup
 from trainer.errors import DataError, nearest
 
 BLOCK = 16384  # records; a replay is fastest when book and block stay in the cache
@@ -102,6 +103,7 @@ class DbnFeed:
         self.has_trades = self.schema in _EVENTS
         self.is_book = self.schema in ("mbo", "mbp-10", "mbp-1")
         self.unique_times = self.schema in _BAR_NS
+        self.bar_ns = _BAR_NS.get(self.schema, 0)
 
     def raw(self) -> Iterator[RawChunk]:
         make: _Rows = self._bars
@@ -171,7 +173,7 @@ class DbnFeed:
     ) -> Iterator[RawChunk]:
         close = nano_to_ticks(records["close"], self.info.tick_size, row, file.where)
         volume = records["volume"].astype(np.int64)
-        yield RawChunk(bar_frame(ts + _BAR_NS[self.schema], close, volume, self.spread), row, file.where, roll)
+        yield RawChunk(bar_frame(ts + self.bar_ns, close, volume, self.spread), row, file.where, roll)
 
 
 class _Replay:
@@ -265,13 +267,9 @@ class _Quotes:
         self.info.count("trades", trade.sum())
         size = np.where(trade, records["size"].astype(np.int64), 0)
         sign = (records["side"] == b"B").astype(np.int64) - (records["side"] == b"A")
-        signed = np.cumsum(size * sign) + self.signed
-        total = np.cumsum(size) + self.traded
-        rows = np.flatnonzero(keep)
-        out = np.diff(signed[rows], prepend=0), np.diff(total[rows], prepend=0)
-        self.signed = int(signed[-1] - (signed[rows[-1]] if len(rows) else 0))
-        self.traded = int(total[-1] - (total[rows[-1]] if len(rows) else 0))
-        return out
+        signed, self.signed = regroup(size * sign, keep, self.signed)
+        volume, self.traded = regroup(size, keep, self.traded)
+        return signed, volume
 
 
 def _same_contract(records: np.ndarray) -> Iterator[slice]:

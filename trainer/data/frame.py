@@ -35,8 +35,11 @@ class BookFrame:
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> BookFrame:
         """A frame of `change(array)` for every array that is there."""
-        arrays: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return BookFrame(**{name: None if a is None else change(a) for name, a in arrays.items()})
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            array = getattr(self, f.name)
+            changed[f.name] = None if array is None else change(array)
+        return BookFrame(**changed)
 
 
 def concat(frames: list[BookFrame]) -> BookFrame:
@@ -111,6 +114,7 @@ class Feed(Protocol):
     has_trades: bool  # rows carry the volume traded, so an opening uncross can be seen
     is_book: bool  # states of a book (sampled by time by default), not bars or quotes
     unique_times: bool  # two different rows with one time are an error (bars)
+    bar_ns: int  # length of a bar; 0: not bars
     drop_duplicates: bool  # a row equal to the one before is a copy, not an event
 
     def raw(self) -> Iterator[RawChunk]: ...

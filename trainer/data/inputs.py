@@ -18,6 +18,7 @@ from trainer.data.sampling import resolve, sample_rows
 from trainer.data.streams import check_file, file_digest, sniff
 from trainer.errors import DataError
 
+_BARS_A_GAP = 4  # long bars: a weekend doesn't part daily bars, and does part hourly ones
 _BATCH = 1 << 14  # rows gathered before a chunk is handed on, so that small blocks cost little downstream
 
 
@@ -27,6 +28,9 @@ class FileSeries:
     def __init__(self, paths: list[Path], feed: Feed, cfg: DataConfig):
         self.paths, self.feed, self.info = paths, feed, feed.info
         self.gap_ns = int(cfg.session_gap_s * 1e9)
+        if self.gap_ns < _BARS_A_GAP * feed.bar_ns:  # or each hourly bar would be a session of its own
+            self.gap_ns = _BARS_A_GAP * feed.bar_ns
+            self.info.note(f"a new session starts after {_BARS_A_GAP} missing bars, not data.session_gap_s")
         self.info.sampling = resolve(cfg.sample, feed.is_book, self.gap_ns)
 
     @cached_property

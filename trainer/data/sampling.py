@@ -20,8 +20,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from trainer.data.bars import int32_volume
 from trainer.data.frame import BookFrame, concat
+from trainer.data.volume import int32_volume
 from trainer.errors import ConfigError, DataError, nearest
 
 INTERVALS = {"100ms": 100_000_000, "1s": 1_000_000_000, "1m": 60_000_000_000}
