@@ -23,7 +23,7 @@ VOLATILITY_HALF_LIVES = (5, 15, 30)  # rows
 EWMA_SPAN = 10  # half-lives that an EWMA counts as look-back: what lies beyond weighs less than 1/1000
 DAY_NS = 86_400_000_000_000
 
-_HALF_LIVES = (FLOW_HALF_LIFE, FLOW_HALF_LIFE, *VOLATILITY_HALF_LIVES)  # order flow, trade flow, volatilities
+_HALF_LIVES = (FLOW_HALF_LIFE, *VOLATILITY_HALF_LIVES)
 _DECAY = tuple(0.5 ** (1.0 / h) for h in _HALF_LIVES)
 
 
@@ -44,7 +44,6 @@ def columns(levels: int) -> tuple[Column, ...]:
 
     Formulas: p price in ticks, q size in lots, m = (p_bid0 + p_ask0) / 2, symlog x = sign(x) ln(1 + |x|).
     """
-    ewma = EWMA_SPAN * FLOW_HALF_LIFE
     ofi = "Cont, Kukanov and Stoikov, J. Financial Econometrics 12(1), 2014, section 2"
     table = [Column(f"bid_px_{k:02d}", f"p_bid{k} - m, ticks", 0, 0.1) for k in range(levels)]
     table += [Column(f"ask_px_{k:02d}", f"p_ask{k} - m, ticks", 0, 0.1) for k in range(levels)]
@@ -67,9 +66,15 @@ def columns(levels: int) -> tuple[Column, ...]:
     e = "e = q_bid [p_bid >= p_bid'] - q_bid' [p_bid <= p_bid'] - q_ask [p_ask <= p_ask'] + q_ask' [p_ask >= p_ask']"
     table += [
         Column("ofi", f"symlog e, {e}, ' the row before, best level", 1, 0.1, ofi),
-        Column(f"ofi_ewma_{FLOW_HALF_LIFE}", "symlog of the EWMA of e", ewma + 1, 0.1, ofi),
+        Column(
+            f"ofi_ewma_{FLOW_HALF_LIFE}",
+            f"symlog of the EWMA of e, half-life {FLOW_HALF_LIFE} rows",
+            EWMA_SPAN * FLOW_HALF_LIFE + 1,
+            0.1,
+            ofi,
+        ),
         Column("flow", "symlog of the signed volume since the row before", 1, 0.1),
-        Column(f"flow_ewma_{FLOW_HALF_LIFE}", "symlog of the EWMA of the signed volume", ewma + 1, 0.1),
+        Column("move", "symlog of m - m', ticks", 1, 0.1),
     ]
     for h in VOLATILITY_HALF_LIVES:
         text = f"sqrt of the EWMA of (m - m')^2, half-life {h} rows, ticks"
@@ -194,9 +199,9 @@ def _rows(ts, bid_px, ask_px, bid_sz, ask_sz, volume, session, last, sums, out):
             e = _order_flow(bid, ask, bq, aq, last)
             move = mid - 0.5 * (last[4] + last[5])
             row[j], row[j + 1] = _symlog(e), _symlog(_ewma(sums, 0, e))
-            row[j + 2], row[j + 3] = _symlog(volume[t]), _symlog(_ewma(sums, 1, volume[t]))
+            row[j + 2], row[j + 3] = _symlog(volume[t]), _symlog(move)
             for i in range(3):
-                row[j + 4 + i] = math.sqrt(_ewma(sums, 2 + i, move * move))
+                row[j + 4 + i] = math.sqrt(_ewma(sums, 1 + i, move * move))
             row[j + 7] = math.log1p(max(ts[t] - last[3], 0) * 1e-6)
         angle = 2.0 * math.pi * (ts[t] % DAY_NS) / DAY_NS
         row[j + 8], row[j + 9] = math.sin(angle), math.cos(angle)
