@@ -37,7 +37,7 @@ def per_sample(
     slots[:] = np.minimum(np.searchsorted(running, point, side="right"), len(mass) - 1)
 
     beta = beta0 + (1 - beta0) * min(int(step[0]) / BETA_STEPS, 1.0)
-    share = np.maximum(mass[slots], 1).astype(real) * np.asarray(n / max(total, 1), real)  # N P
+    share = np.maximum(mass[slots], 1).astype(real) * np.asarray(max(n, 1) / max(total, 1), real)  # N P
     weight = share ** np.asarray(-beta, real)
     is_weight[:] = weight / weight.max()
     isv[SLOTS["per_beta"]] = beta

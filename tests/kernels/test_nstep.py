@@ -35,7 +35,7 @@ def replay(c, n):
 
 
 def write_all(past, n, c, top=1.0):
-    steps, b = past["row"].shape
+    steps = len(past["row"])
     ring = {k: np.zeros((n + 1, *v.shape[1:]), v.dtype) for k, v in past.items()}
     slots, priority, pushed = replay(c, n), np.full(c, NEVER), np.zeros(1, np.int64)
     for t in range(steps):
