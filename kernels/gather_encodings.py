@@ -1,4 +1,4 @@
-"""The encodings of the rows that evaluation lanes stand on, out of the table of a whole window, with their time gaps."""
+"""The encodings of the rows that evaluation lanes stand on, out of the table of a window, with their time gaps."""
 
 from __future__ import annotations
 

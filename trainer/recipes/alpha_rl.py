@@ -117,7 +117,7 @@ class AlphaRL:
 
     def metrics(self) -> dict[str, float]:
         bus = self.device.to_host(self.store["isv"])
-        return {name: float(bus[SLOTS[name]]) for name in (*METRICS, *OUTPUTS, *SIGNALS)}
+        return {name: float(f"{bus[SLOTS[name]]:.6g}") for name in (*METRICS, *OUTPUTS, *SIGNALS)}
 
     def validate(self) -> dict[str, float]:
         """One greedy pass over the validation slice; remembers the best weights."""

@@ -1,0 +1,313 @@
+"""The trainer's command line: parse, build a config, call one function of `trainer.study`.
+
+    python -m trainer precompute --data synthetic --folds 3 --run-id first
+    python -m trainer train --fold 0 --run-id first
+    python -m trainer gate --run-id first && python -m trainer report --run-id first
+
+Heavy imports happen when a command runs, so --help is quick. Exit codes: trainer/errors.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before NumPy is loaded: one BLAS thread, or the same run would not have the same bits on another core count.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING, Annotated, Any  # noqa: E402
+
+import typer  # noqa: E402
+
+if TYPE_CHECKING:
+    from trainer.config import StudyConfig
+    from trainer.study import Place
+
+app = typer.Typer(
+    help=__doc__.split("\n\n")[0] + "\n\nExit codes: 0 done, 1 bug, 2 usage, config or data, 3 gate failed, "
+    "75 interrupted with the state saved, 76 crash loop, 77 out of memory with the state saved.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunId = Annotated[str, typer.Option("--run-id", help="name of the run; folder under <runs>/alpha-rl-runs")]
+Runs = Annotated[Path, typer.Option("--runs", help="folder of all runs")]
+Cache = Annotated[Path, typer.Option("--cache", help="folder of the feature cache")]
+Config = Annotated[str, typer.Option("--config", help="profile (cpu-demo, small, seed) or a .toml file")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeat, or separate by ';'")]
+Outputs = Annotated[Path | None, typer.Option("--outputs", help="folder for what a workflow reads back")]
+FoldNumber = Annotated[int, typer.Option("--fold", min=0, help="fold number, from 0")]
+
+
+def _config(config: str, overrides: list[str] | None, *more: str) -> StudyConfig:
+    from trainer.config import load_config
+
+    items = [part.strip() for item in overrides or [] for part in item.split(";") if part.strip()]
+    return load_config(config, [*items, *more])
+
+
+def _place(run_id: str, runs: Path, cache: Path) -> Place:
+    from trainer.paths import run_folder
+    from trainer.study import Place
+
+    run_folder(runs, run_id)
+    return Place(runs, cache, run_id)
+
+
+def _output(folder: Path | None, **values: Any) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in values.items():
+            (folder / name.replace("_", "-")).write_text(str(value))
+
+
+@app.command()
+def identity(config: Config = "cpu-demo", set_: Set = None, data: str = "") -> None:
+    """Check the settings and print their digest as one JSON line. Reads no data.
+
+    Example: python -m trainer identity --config cpu-demo --set env.fee_ticks=0.2
+    """
+    import json
+
+    cfg = _config(config, set_)
+    print(json.dumps({"config_digest": cfg.digest(), "profile": cfg.profile, "folds": cfg.folds.folds}))
+
+
+@app.command()
+def precompute(
+    run_id: RunId,
+    data: Annotated[list[str], typer.Option("--data", help="files (repeat or ',') or synthetic[:signal=0.75]")],
+    folds: Annotated[int, typer.Option("--folds", help="walk-forward folds, 1 to 100")] = 3,
+    only_folds: Annotated[str, typer.Option("--only-folds", help="hand on only these, such as 0,2")] = "",
+    runs: Runs = Path("runs"),
+    cache: Cache = Path("cache"),
+    config: Config = "cpu-demo",
+    set_: Set = None,
+    outputs: Outputs = None,
+) -> None:
+    """Market files to feature cache and fold list.
+
+    Example: python -m trainer precompute --run-id first --data synthetic:signal=0.75 --folds 3
+    """
+    import json
+
+    from trainer import study
+
+    cfg = _config(config, set_, f"folds.folds={folds}")
+    place = _place(run_id, runs, cache)
+    found = study.precompute(place, cfg, _sources(data))
+    wanted = {int(x) for x in only_folds.split(",") if x.strip()} or {f.index for f in found}
+    chosen = [f for f in found if f.index in wanted]
+    for fold in found:
+        test = " to ".join(t[:19] for t in fold.dates["test"])
+        print(
+            f"fold {fold.index}: train rows {fold.train[0]}..{fold.train[1] - 1}, purge {fold.purge}, test {test} UTC"
+        )
+    labels = [
+        {"fold": f.index, "label": f"fold {f.index} - {f.dates['test'][0][5:16].replace('T', ' ')}"} for f in chosen
+    ]
+    _output(outputs, folds=json.dumps(labels))
+
+
+def _sources(data: list[str]) -> list[str]:
+    """`a,b` is two files; a synthetic URI keeps its commas."""
+    return [part for item in data for part in ([item] if item.startswith("synthetic") else item.split(",")) if part]
+
+
+@app.command()
+def train(
+    run_id: RunId,
+    fold: FoldNumber,
+    n_steps: Annotated[int, typer.Option("--n-steps", help="training steps; 0: the profile's", min=0)] = 0,
+    resume: Annotated[str, typer.Option("--resume", help="auto (newest valid checkpoint), none, or a path")] = "auto",
+    resume_from: Annotated[str, typer.Option("--resume-from", help="a checkpoint file to go on from")] = "",
+    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="judge the fold afterwards")] = True,
+    runs: Runs = Path("runs"),
+    cache: Cache = Path("cache"),
+    config: Config = "cpu-demo",
+    set_: Set = None,
+    outputs: Outputs = None,
+) -> None:
+    """Train one fold, then judge it out of sample. Run it again after any interruption: it goes on.
+
+    Example: python -m trainer train --run-id first --fold 0
+    """
+    from trainer import study
+    from trainer.logs import log_to
+    from trainer.paths import fold_folder
+
+    place = _place(run_id, runs, cache)
+    more = [f"folds.folds={len(_fold_list(place))}"]
+    cfg = _config(config, set_, *more, *([f"run.n_steps={n_steps}"] if n_steps else []))
+    folder = fold_folder(place.folder, fold)
+    attempts = len(list(folder.glob("log-*.txt"))) if folder.is_dir() else 0
+    log_to(folder / f"log-{attempts}.txt")
+    _, result = study.train(place, cfg, fold, resume_from or resume, evaluate)
+    if result is not None:
+        _output(outputs, wr=_number(result.policy.wr), hold_pct=_number(result.policy.hold_pct))
+
+
+def _fold_list(place: Place) -> list[Any]:
+    from trainer.data.precompute import read_folds
+    from trainer.study import read_study
+
+    read_study(place)
+    return read_folds(place.folder)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+@app.command()
+def evaluate(
+    run_id: RunId,
+    fold: FoldNumber,
+    select: Annotated[str, typer.Option("--select", help="final or best-val")] = "final",
+    runs: Runs = Path("runs"),
+    cache: Cache = Path("cache"),
+    outputs: Outputs = None,
+) -> None:
+    """Judge a trained fold again, from its newest checkpoint.
+
+    Example: python -m trainer evaluate --run-id first --fold 0 --select best-val
+    """
+    from trainer import study
+    from trainer.config import build_config
+
+    place = _place(run_id, runs, cache)
+    tree = study.config_of(place).model_dump(mode="json")
+    tree["eval"]["select"] = select
+    result = study.evaluate(place, build_config(tree, "--select"), fold)
+    _output(outputs, wr=_number(result.policy.wr), hold_pct=_number(result.policy.hold_pct))
+    print(f"fold {fold}: wr {_number(result.policy.wr)}, net {result.policy.net_ticks:.1f} ticks")
+
+
+@app.command()
+def gate(
+    run_id: RunId,
+    runs: Runs = Path("runs"),
+    cache: Cache = Path("cache"),
+    config: Config = "",
+    set_: Set = None,
+    outputs: Outputs = None,
+) -> None:
+    """Judge the whole study: exit 0 passed, 3 failed. Prints each criterion with its number.
+
+    Example: python -m trainer gate --run-id first
+    """
+    from trainer import study
+    from trainer.results.gate import print_verdict, require_pass
+
+    verdict = study.gate(_place(run_id, runs, cache))
+    print_verdict(verdict)
+    _output(outputs, verdict="passed" if verdict.passed else "failed")
+    require_pass(verdict)
+
+
+@app.command()
+def report(
+    run_id: RunId,
+    runs: Runs = Path("runs"),
+    cache: Cache = Path("cache"),
+    config: Config = "",
+    set_: Set = None,
+    outputs: Outputs = None,
+) -> None:
+    """Draw the report: one HTML file without scripts, and the same as JSON.
+
+    Example: python -m trainer report --run-id first
+    """
+    from trainer import study
+
+    print(f"report {study.report(_place(run_id, runs, cache))}")
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="a checkpoint-<step>.bin")],
+    json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Verify a checkpoint and print what it holds.
+
+    Example: python -m trainer inspect runs/alpha-rl-runs/first/fold0/checkpoint-1500.bin
+    """
+    from trainer.inspection import inspect_checkpoint
+
+    inspect_checkpoint(file, json_)
+
+
+@app.command(name="verify-resume")
+def verify_resume(
+    kills: Annotated[int, typer.Option("--kills", min=1, max=50, help="kill -9 this often, at random moments")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=50, help="steps of the proof")] = 600,
+    config: Config = "cpu-demo",
+    set_: Set = None,
+    data: Annotated[str, typer.Option("--data")] = "synthetic",
+    seed: Annotated[int, typer.Option("--seed", help="of the random moments; -1: from the clock")] = -1,
+) -> None:
+    """Prove on this machine that a killed run ends bit-identical to an undisturbed one.
+
+    Example: python -m trainer verify-resume --kills 5
+    """
+    from trainer.verify import verify
+
+    verify(kills, steps, config, set_ or [], data, seed)
+
+
+@app.command()
+def bench(
+    steps: Annotated[int, typer.Option("--steps", min=10, help="measured steps after 50 of warm-up")] = 200,
+    config: Config = "cpu-demo",
+    set_: Set = None,
+    json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Time the training step on this machine: steps, env steps and updates a second, time by kernel, checkpoint stall.
+
+    Example: python -m trainer bench --config cpu-demo
+    """
+    from trainer.bench import bench as run
+
+    run(_config(config, set_), steps, json_)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; returns the exit code. User mistakes are one message without a traceback."""
+    from trainer.errors import FoxhuntError
+    from trainer.logs import configure_logs
+
+    configure_logs()
+    try:
+        app(argv, standalone_mode=False)
+    except FoxhuntError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted before anything was begun", file=sys.stderr)
+        return 75
+    except Exception as error:
+        return _usage(error)
+    return 0
+
+
+def _usage(error: Exception) -> int:
+    """A mistake on the command line (exit 2); anything else is a bug and keeps its traceback (exit 1)."""
+    import traceback
+
+    if not hasattr(error, "format_message"):
+        traceback.print_exception(error)
+        return 1
+    context = getattr(error, "ctx", None)
+    print(f"error: {error.format_message()}", file=sys.stderr)
+    if context is not None:
+        print(f"see: {context.command_path} --help", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

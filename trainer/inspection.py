@@ -1,0 +1,30 @@
+"""What a checkpoint holds, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trainer.learn.checkpoint import VERSION, read_checkpoint, state_hash
+
+
+def inspect_checkpoint(path: Path, as_json: bool = False) -> None:
+    """Verifies the file and prints its manifest. Raises CheckpointError, one message for each way of being wrong."""
+    found = read_checkpoint(path)
+    arrays = {name: (str(a.dtype), list(a.shape), a.nbytes) for name, a in found.arrays.items()}
+    if as_json:
+        table = {name: {"dtype": d, "shape": s, "bytes": n} for name, (d, s, n) in arrays.items()}
+        print(json.dumps({"step": found.step, "state": state_hash(found.arrays), "meta": found.meta, "arrays": table}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"{path}: format {VERSION}, step {found.step}, {path.stat().st_size / 2**20:.1f} MiB, CRC32C right")
+    console.print(f"state {state_hash(found.arrays)}", highlight=False)
+    for key, value in sorted(found.meta.items()):
+        console.print(f"  {key} = {value}", highlight=False, markup=False)
+    table = Table("array", "dtype", "shape", "KiB", title=f"{len(arrays)} arrays")
+    for name, (dtype, shape, size) in arrays.items():
+        table.add_row(name, dtype, " x ".join(map(str, shape)), f"{size / 1024:,.1f}")
+    console.print(table)

@@ -1,0 +1,336 @@
+"""The stages of a run as functions: what each command of the trainer does, without the command line.
+
+`<runs>/alpha-rl-runs/<run-id>/study.json` ties a run-id to one config and one data set: another study can't move in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+
+from trainer.config import StudyConfig
+from trainer.errors import UsageError
+from trainer.learn.files import write_json, write_text
+from trainer.paths import fold_folder, run_folder
+
+if TYPE_CHECKING:
+    from trainer.data.folds import Fold
+    from trainer.data.market import Market
+    from trainer.learn.loop import Outcome
+    from trainer.results.fold_result import FoldResult
+    from trainer.results.gate import Verdict
+
+DONE = "DONE"
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run lies and what it is called."""
+
+    runs: Path
+    cache: Path
+    run_id: str
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.runs, self.run_id)
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"env": {"fee_ticks": 0.1}} -> {"env.fee_ticks": "0.1"}."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.dumps(value)
+    return flat
+
+
+def checkpoint_meta(cfg: StudyConfig, data_digest: str, device_model: str) -> dict[str, str]:
+    from trainer.learn.loop import environment_meta
+
+    config = {f"config.{k}": v for k, v in flatten(cfg.identity()).items()}
+    return {**config, "data.digest": data_digest, **environment_meta(device_model)}
+
+
+# -- precompute --
+
+
+def precompute(place: Place, cfg: StudyConfig, data: list[str]) -> list[Fold]:
+    """Feature cache, fold list and study.json. Raises UsageError when the run-id belongs to another study."""
+    from trainer.data.precompute import precompute as build
+
+    try:
+        place.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--runs {place.runs}: can't write there ({error.strerror})\ngive a folder that this user may write"
+        ) from None
+    result = build(data, cfg, place.cache, place.folder)
+    study = {
+        "run_id": place.run_id,
+        "data": data,
+        "data_digest": result.data_digest,
+        "cache": str(result.cache.resolve()),
+        "rows": result.rows,
+        "config_digest": cfg.digest(),
+        "identity": flatten(cfg.identity()),
+        "config": cfg.model_dump(mode="json"),
+    }
+    path = place.folder / "study.json"
+    if path.exists():
+        _refuse_another(place, json.loads(path.read_text()), study)
+    write_json(path, study)
+    return result.folds
+
+
+def _refuse_another(place: Place, old: dict[str, Any], new: dict[str, Any]) -> None:
+    changed = [
+        f"{key} was {old['identity'].get(key)}, now {value}"
+        for key, value in new["identity"].items()
+        if old["identity"].get(key) != value
+    ]
+    if old["data_digest"] != new["data_digest"]:
+        changed.append(f"data was {' '.join(old['data'])}, now {' '.join(new['data'])}")
+    if changed:
+        raise UsageError(
+            f"--run-id {place.run_id}: already in use by another study: {'; '.join(changed[:4])}\n"
+            "choose another --run-id, or leave it out to have one derived"
+        )
+
+
+def read_study(place: Place) -> dict[str, Any]:
+    path = place.folder / "study.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        known = sorted(p.name for p in place.folder.parent.glob("*")) if place.folder.parent.is_dir() else []
+        hint = f"runs here: {', '.join(known[:8])}" if known else f"there are no runs in {place.runs}"
+        raise UsageError(f"--run-id {place.run_id}: no such run ({path} is missing)\n{hint}") from None
+    except ValueError:
+        raise UsageError(f"{path}: damaged\nrun `python -m trainer precompute` for this run-id again") from None
+
+
+def open_study(place: Place, cfg: StudyConfig) -> tuple[dict[str, Any], Market, list[Fold]]:
+    """What precompute left. Raises UsageError when the settings are not those of the run."""
+    from trainer.data.market import open_market
+    from trainer.data.precompute import read_folds
+
+    study = read_study(place)
+    _refuse_another(place, study, study | {"identity": flatten(cfg.identity())})
+    return study, open_market(study["cache"]), read_folds(place.folder)
+
+
+def config_of(place: Place) -> StudyConfig:
+    """The config that the run was made with."""
+    return StudyConfig.model_validate(read_study(place)["config"])
+
+
+# -- train and evaluate --
+
+
+def done_mark(cfg: StudyConfig, study: dict[str, Any], fold: int) -> str:
+    return f"{cfg.digest()} {study['data_digest']} fold {fold} steps {cfg.run.n_steps} weights {cfg.eval.select}"
+
+
+def read_done(folder: Path) -> tuple[str, str]:
+    """(inputs, state hash) of the DONE file, empty when there is none."""
+    try:
+        lines = (folder / DONE).read_text().splitlines()
+    except OSError:
+        return "", ""
+    return (lines[0], lines[1]) if len(lines) > 1 else ("", "")
+
+
+def train(
+    place: Place, cfg: StudyConfig, fold: int, resume: str = "auto", judge: bool = True, quiet: bool = False
+) -> tuple[Outcome | None, FoldResult | None]:
+    """Trains a fold and judges it. A fold that is DONE is left alone: (None, its result)."""
+    from trainer.device import open_device
+    from trainer.learn.loop import train as run
+    from trainer.recipes.alpha_rl import AlphaRL
+    from trainer.results.fold_result import read_fold_result
+
+    study, market, folds = open_study(place, cfg)
+    chosen = _fold(folds, fold)
+    folder = fold_folder(place.folder, fold)
+    mark = done_mark(cfg, study, fold)
+    if read_done(folder)[0] == mark:
+        log.info("already done, nothing to do", fold=fold, folder=str(folder))
+        return None, read_fold_result(folder)
+    device = open_device(cfg.run.device)
+    log.info("training", fold=chosen.label, device=device.name, steps=cfg.run.n_steps, train_rows=_rows(chosen.train))
+    recipe = AlphaRL(device, cfg, market, chosen)
+    meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
+    wait = 90.0 if os.environ.get("FOXHUNT_POD") else 0.0
+    outcome = run(recipe, cfg.run, folder, fold, meta, resume, quiet, wait)
+    log.info("trained", fold=fold, step=outcome.step, seconds=round(outcome.seconds, 1), state=outcome.state_hash)
+    result = None
+    if judge:
+        name = "best.param" if cfg.eval.select == "best-val" and _has_best(recipe) else "opt.param"
+        result = _judge(place, cfg, study, market, chosen, device, recipe.store, recipe.store[name], name)
+        write_text(folder / DONE, f"{mark}\n{outcome.state_hash}\n")
+    return outcome, result
+
+
+def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
+    """Judges the newest checkpoint's weights again."""
+    from trainer.device import open_device
+    from trainer.learn.checkpoint import check_same, newest_valid
+    from trainer.results.evaluate import market_store
+
+    study, market, folds = open_study(place, cfg)
+    chosen = _fold(folds, fold)
+    folder = fold_folder(place.folder, fold)
+    found = newest_valid(folder)
+    if found is None:
+        raise UsageError(
+            f"fold {fold}: no checkpoint in {folder}\ntrain it first: python -m trainer train --fold {fold}"
+        )
+    device = open_device(cfg.run.device)
+    meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
+    check_same(found.meta, meta, found.path)
+    best = cfg.eval.select == "best-val" and np.isfinite(found.arrays["best.score"][0])
+    name = "best.param" if best else "opt.param"
+    weights = found.arrays[name]
+    param = device.empty(weights.shape, weights.dtype)
+    device.fill(param, weights)
+    store = market_store(device, market, cfg, chosen)
+    return _judge(place, cfg, study, market, chosen, device, store, param, name)
+
+
+def _has_best(recipe: Any) -> bool:
+    return bool(np.isfinite(recipe.device.to_host(recipe.store["best.score"])[0]))
+
+
+def _fold(folds: list[Fold], index: int) -> Fold:
+    if not 0 <= index < len(folds):
+        raise UsageError(f"--fold {index}: the run has folds 0 to {len(folds) - 1}")
+    return folds[index]
+
+
+def _rows(rows: tuple[int, int]) -> str:
+    return f"{rows[0]}..{rows[1] - 1}"
+
+
+def _judge(
+    place: Place,
+    cfg: StudyConfig,
+    study: dict[str, Any],
+    market: Market,
+    fold: Fold,
+    device: Any,
+    store: Any,
+    param: Any,
+    weights: str,
+) -> FoldResult:
+    from trainer.learn.ledger import read_attempts
+    from trainer.learn.metrics import read_metrics
+    from trainer.results import fold_result as fr
+    from trainer.results.evaluate import evaluate_fold
+    from trainer.results.trials import register_trial
+
+    folder = fold_folder(place.folder, fold.index)
+    started = time.monotonic()
+    run = evaluate_fold(device, cfg, market, store, fold, param)
+    attempts, lines = read_attempts(folder), read_metrics(folder)
+    training_seconds, lost = _seconds(folder)
+    result = fr.make_fold_result(
+        run,
+        cfg.eval,
+        windows=fr.Windows(
+            train_rows=fold.train,
+            test_rows=fold.test,
+            train_ts=_times(market, fold.train),
+            test_ts=_times(market, fold.test),
+            purge_rows=fold.purge,
+        ),
+        market=fr.Market(
+            symbol=market.meta.symbol,
+            tick_size=float(market.meta.tick_size),
+            multiplier=market.meta.multiplier,
+            sampling=market.meta.sampling,
+        ),
+        training=fr.Training(
+            steps=int(lines[-1]["step"]) if lines else cfg.run.n_steps,
+            gpu_seconds=round(training_seconds, 1) if device.name == "cuda" else 0.0,
+            interrupted_seconds=round(lost, 1),
+            attempts=max(len(attempts), 1),
+            device=getattr(device, "model", device.name),
+            weights="best validation" if weights == "best.param" else "final",
+            curve=fr.training_curve(lines),
+        ),
+        provenance=fr.Provenance(
+            run_id=place.run_id,
+            seed=cfg.learn.seed,
+            config_digest=cfg.digest(),
+            data_digest=study["data_digest"],
+            code_sha=os.environ.get("FOXHUNT_COMMIT", ""),
+            image_digest=os.environ.get("FOXHUNT_IMAGE", ""),
+            versions={"python": platform.python_version(), "numpy": np.__version__},
+        ),
+        trials=register_trial(place.runs, study["data_digest"], place.run_id),
+    )
+    fr.write_fold_files(folder, run, result)
+    log.info("judged", fold=fold.index, seconds=round(time.monotonic() - started, 1), folder=str(folder))
+    return result
+
+
+def _times(market: Market, rows: tuple[int, int]) -> tuple[int, int]:
+    return int(market.ts[rows[0]]), int(market.ts[rows[1] - 1])
+
+
+def _seconds(folder: Path) -> tuple[float, float]:
+    """(seconds that attempts ran, seconds lost to interruptions).
+
+    Lost is the time between the last line of an attempt that was kept (its step is not past the checkpoint from which
+    the next attempt resumed) and the start of that next attempt.
+    """
+    from trainer.learn.files import read_json_lines
+    from trainer.learn.ledger import read_attempts
+    from trainer.learn.metrics import metrics_path
+
+    attempts = read_attempts(folder)
+    ran = sum(max((a.ended or time.time()) - a.started, 0.0) for a in attempts)
+    lost = 0.0
+    for past, following in pairwise(attempts):
+        lines = read_json_lines(metrics_path(folder, past.attempt))
+        kept = [float(x["time"]) for x in lines if int(x["step"]) <= following.resumed_step]
+        lost += max(following.started - (kept[-1] if kept else past.started), 0.0)
+    return ran, lost
+
+
+# -- gate and report --
+
+
+def gate(place: Place) -> Verdict:
+    """Judges all folds of the run and writes gate.json."""
+    from trainer.data.precompute import read_folds
+    from trainer.results.fold_result import read_fold_result
+    from trainer.results.gate import judge, write_gate
+
+    cfg = config_of(place)
+    indices = [f.index for f in read_folds(place.folder)]
+    results = {i: read_fold_result(fold_folder(place.folder, i)) for i in indices}
+    verdict = judge(results, cfg.eval, indices)
+    write_gate(place.folder / "gate.json", verdict)
+    return verdict
+
+
+def report(place: Place) -> Path:
+    from trainer.data.precompute import read_folds
+    from trainer.results.report import load_study, write_report
+
+    indices = [f.index for f in read_folds(place.folder)]
+    return write_report(load_study(place.folder, config_of(place), indices))
