@@ -193,24 +193,22 @@ def test_an_empty_series_is_an_error_that_shows_the_counts(tmp_path):
     assert files(tmp_path) == []
 
 
-def _full(folder: str, results) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the kernel then answers the write with an error
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    try:
-        find_or_build(series(), CFG, folder)
-    except UsageError as error:
-        results.put(str(error))
+@pytest.fixture
+def small_files():
+    """No file of this process may pass 1 MB: a real write error, as a full disk gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the kernel then answers the write with an error
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_disk_without_room_is_one_clear_line_and_no_file(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=_full, args=(str(tmp_path), results))
-    process.start()
-    message = results.get(timeout=60)
-    process.join(60)
-    assert message.startswith(f"feature cache {tmp_path}: can't be written: File too large\n")
-    assert "--cache" in message
+def test_a_disk_without_room_is_one_clear_message_and_no_file(tmp_path, small_files):
+    with pytest.raises(UsageError) as error:
+        find_or_build(series(), CFG, tmp_path)
+    assert str(error.value).startswith(f"feature cache {tmp_path}: can't be written: File too large\n")
+    assert "--cache" in str(error.value)
     assert files(tmp_path) == []
 
 
