@@ -13,8 +13,8 @@ def inspect_checkpoint(path: Path, as_json: bool = False) -> None:
     found = read_checkpoint(path)
     arrays = {name: (str(a.dtype), list(a.shape), a.nbytes) for name, a in found.arrays.items()}
     if as_json:
-        table = {name: {"dtype": d, "shape": s, "bytes": n} for name, (d, s, n) in arrays.items()}
-        print(json.dumps({"step": found.step, "state": state_hash(found.arrays), "meta": found.meta, "arrays": table}))
+        listed = {name: {"dtype": d, "shape": s, "bytes": n} for name, (d, s, n) in arrays.items()}
+        print(json.dumps({"step": found.step, "state": state_hash(found.arrays), "meta": found.meta, "arrays": listed}))
         return
     from rich.console import Console
     from rich.table import Table

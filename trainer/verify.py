@@ -1,7 +1,7 @@
 """`python -m trainer verify-resume`: kills a training process at random moments and compares the end states.
 
-Two folds' worth of the same training in throw-away folders: one undisturbed, one that is killed with SIGKILL and started
-again with the same command. Both end states are hashed over every checkpointed array.
+The same training twice in throw-away folders: one undisturbed, one killed with SIGKILL and started again with the same
+command. Both end states are hashed over every checkpointed array.
 """
 
 from __future__ import annotations
