@@ -15,13 +15,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kernels.env_step import Action
 from kernels.philox import Purpose, counter, uniform
+from trainer.env.actions import HOLD, POSITION_ORDERS
 
 BASELINES = ("flat", "random", "buy and hold", "imbalance")
 IMBALANCE_LEVELS = 5
 IMBALANCE_THRESHOLD = 0.2
-HOLD = 2
-_ORDERS = np.array([0, 1, 3, 4, 5, 6, 9, 10])  # the actions that place a position order
+_ORDERS = np.array(sorted(POSITION_ORDERS))
 
 
 def imbalance(bid_sz: np.ndarray, ask_sz: np.ndarray) -> np.ndarray:
@@ -34,10 +35,15 @@ def imbalance(bid_sz: np.ndarray, ask_sz: np.ndarray) -> np.ndarray:
 
 def _target_action(target: np.ndarray, position: np.ndarray, small: int, large: int) -> np.ndarray:
     """Action ids [B] that lead from `position` to `target`, lots in {-large, -small, 0, small, large}."""
-    by_target = {-large: 0, -small: 1, small: 5, large: 6}
-    action = np.where(position > 0, 3, 4)  # target 0
+    by_target = {
+        -large: Action.SHORT_LARGE,
+        -small: Action.SHORT_SMALL,
+        small: Action.LONG_SMALL,
+        large: Action.LONG_LARGE,
+    }
+    action = np.where(position > 0, int(Action.FLAT_FROM_LONG), int(Action.FLAT_FROM_SHORT))  # target 0
     for lots, name in by_target.items():
-        action = np.where(target == lots, name, action)
+        action = np.where(target == lots, int(name), action)
     return np.where(target == position, HOLD, action)
 
 

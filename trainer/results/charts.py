@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernels.env_step import MILLI
 from kernels.isv import GROUPS, OUTPUTS
-from trainer.results.eval_run import ACTION_NAMES, MILLI
+from trainer.results.eval_run import ACTION_NAMES
 
 if TYPE_CHECKING:
     import polars as pl

@@ -13,23 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from kernels.env_step import MILLI, Action
 from trainer.errors import FoxhuntError
 
-MILLI = 1000  # money units per tick
-N_ACTIONS = 11
-ACTION_NAMES = (
-    "short large",
-    "short small",
-    "hold",
-    "flat from long",
-    "flat from short",
-    "long small",
-    "long large",
-    "trail tighten",
-    "trail loosen",
-    "half flat long",
-    "half flat short",
-)
+ACTION_NAMES = tuple(action.name.lower().replace("_", " ") for action in Action)
 ENDS = ("order", "trailing stop", "session end", "drawdown limit", "flip")  # index = Fills.reason; flip: derived
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainer.config import EvalConfig
+from kernels.env_step import MILLI
+from trainer.config import N_ACTIONS, EvalConfig
 from trainer.errors import DataError
 from trainer.learn.files import write_atomic, write_json
-from trainer.results.eval_run import ACTION_NAMES, ENDS, MILLI, N_ACTIONS, EvalRun, Lane, Trades, build_trades
+from trainer.results.eval_run import ACTION_NAMES, ENDS, EvalRun, Lane, Trades, build_trades
 from trainer.results.statistics import (
     Series,
     block_sums,

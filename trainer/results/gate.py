@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from kernels.env_step import MILLI
 from trainer.config import EvalConfig
 from trainer.errors import GateFailed
 from trainer.learn.files import write_json
-from trainer.results.eval_run import MILLI
 from trainer.results.fold_result import Estimate, FoldResult
 from trainer.results.statistics import POOL, bootstrap_rng, pooled_interval
 

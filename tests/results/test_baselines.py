@@ -1,0 +1,84 @@
+"""The decision rules."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.env_step import Action
+from trainer.results.baselines import BASELINES, baseline_actions, imbalance
+
+ORDERS = {0, 1, 3, 4, 5, 6, 9, 10}
+
+
+def act(name, position=0, signal=0.0, mask=None, rate=0.5, step=0, lots=(1, 2)):
+    mask = np.ones((1, 11), np.uint8) if mask is None else mask
+    return Action(int(baseline_actions([name], mask, np.array([position]), np.array([signal]), rate, step, 7, lots)[0]))
+
+
+def test_flat_never_trades_and_leaves_a_position():
+    assert act("flat") == Action.HOLD
+    assert act("flat", position=2) == Action.FLAT_FROM_LONG
+    assert act("flat", position=-1) == Action.FLAT_FROM_SHORT
+
+
+def test_buy_and_hold_buys_once():
+    assert act("buy and hold") == Action.LONG_SMALL
+    assert act("buy and hold", position=1) == Action.HOLD
+
+
+def test_imbalance_rule_follows_the_signal_and_holds_between():
+    assert act("imbalance", 0, 0.21) == Action.LONG_LARGE
+    assert act("imbalance", 0, -0.21) == Action.SHORT_LARGE
+    assert act("imbalance", 0, 0.2) == Action.HOLD
+    assert act("imbalance", 2, 0.9) == Action.HOLD
+    assert act("imbalance", 2, 0.0) == Action.HOLD
+    assert act("imbalance", 2, -0.5) == Action.SHORT_LARGE
+    assert act("imbalance", 0, 0.5, lots=(3, 7)) == Action.LONG_LARGE
+
+
+def test_a_masked_action_is_a_hold():
+    mask = np.zeros((1, 11), np.uint8)
+    mask[0, Action.HOLD] = 1
+    for name in BASELINES:
+        assert act(name, 0, 0.9, mask=mask, rate=1.0) == Action.HOLD
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=11, max_size=11), st.integers(0, 1000))
+def test_random_orders_are_valid_ones(valid, step):
+    mask = np.array([valid], np.uint8)
+    mask[0, Action.HOLD] = 1
+    chosen = act("random", mask=mask, rate=1.0, step=step)
+    allowed = {a for a in ORDERS if mask[0, a]}
+    assert chosen in allowed if allowed else chosen == Action.HOLD
+    assert act("random", mask=mask, rate=0.0, step=step) == Action.HOLD
+
+
+def test_random_orders_at_the_given_rate_each_as_likely_and_repeatably():
+    mask = np.zeros((4000, 11), np.uint8)
+    mask[:, [0, 2, 3, 6, 7]] = 1
+    args = ["random"] * 4000, mask, np.ones(4000), np.zeros(4000), 0.3, 12, 7, (1, 2)
+    a = baseline_actions(*args)
+    counts = np.bincount(a, minlength=11)
+    assert counts[[1, 4, 5, 7, 8, 9, 10]].sum() == 0
+    assert abs(counts[2] / 4000 - 0.7) < 0.03
+    assert np.all(np.abs(counts[[0, 3, 6]] / 4000 - 0.1) < 0.02)
+    np.testing.assert_array_equal(a, baseline_actions(*args))
+
+
+def test_lanes_are_decided_side_by_side():
+    mask = np.ones((4, 11), np.uint8)
+    a = baseline_actions(BASELINES, mask, np.array([1, 0, 0, 0]), np.array([0.9] * 4), 0.0, 0, 0, (1, 2))
+    assert a.dtype == np.int8
+    assert dict(zip(BASELINES, a.tolist())) == {"flat": 3, "random": 2, "buy and hold": 5, "imbalance": 6}
+
+
+def test_imbalance_reads_five_levels_and_is_zero_without_sizes():
+    bid, ask = np.ones((3, 10), np.int32), np.ones((3, 10), np.int32)
+    bid[0, :5] = 3
+    bid[1, 5:] = 50
+    bid[2], ask[2] = 0, 0
+    assert imbalance(bid, ask).tolist() == [0.5, 0.0, 0.0]
+    assert imbalance(bid[:1, :1], ask[:1, :1]).tolist() == [0.5]
+    big = np.full((1, 10), 2**31 - 1, np.int32)
+    assert imbalance(big, big).tolist() == [0.0]
