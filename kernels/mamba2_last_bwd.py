@@ -78,8 +78,8 @@ def reference(
     partial.fill(0)
     dconv = partial[:, where["conv.weight"]].reshape(-1, 4, conv_bias.shape[0])
     dbias = partial[:, where["conv.bias"]]
-    dconv[..., n:], dbias[:, n:] = conv_silu_backward(
-        dbx, bxdt[..., : n + inner], conv_weight[:, n:], bx, gate, dbxdt[..., : n + inner]
+    dbxdt[..., : n + inner], dconv[..., n:], dbias[:, n:] = conv_silu_backward(
+        dbx, bxdt[..., : n + inner], conv_weight[:, n:], bx, gate
     )
     dpre = dcs * silu_slope(cs, c_gate)
     dbias[:, :n] = dpre

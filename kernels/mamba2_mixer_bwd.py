@@ -68,7 +68,7 @@ def reference(
 
     where, _ = place(mixer_vectors(channels, heads, inner))
     partial.fill(0)
-    dconv, dbias = conv_silu_backward(dcbx, zcbxdt[..., conv], conv_weight, cbx, gate, dzcbxdt[..., conv])
+    dzcbxdt[..., conv], dconv, dbias = conv_silu_backward(dcbx, zcbxdt[..., conv], conv_weight, cbx, gate)
     partial[:, where["conv.weight"]] = dconv.reshape(-1, 4 * channels)
     partial[:, where["conv.bias"]] = dbias
     partial[:, where["dt_bias"]] = ddt.sum(axis=1)

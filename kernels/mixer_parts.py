@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 
-def sigmoid(u: Any) -> Any:
+def sigmoid(u: Any, out: Any = None) -> Any:
     """(1 + tanh(u / 2)) / 2: one vectorised transcendental, and no overflow at either end."""
-    s = u * 0.5
+    s = np.multiply(u, 0.5, out=out)
     np.tanh(s, out=s)
     s *= 0.5
     s += 0.5
@@ -34,15 +34,20 @@ def softplus(u: Any) -> Any:
 def conv_silu(u: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
     """SiLU of the causal depthwise convolution. u [R, K, CH], weight [4, CH] (tap 3 meets the present row), bias [CH].
 
-    pre[k] = bias + sum_j weight[j] u[k - 3 + j]. Returns SiLU(pre) and sigmoid(pre).
+    pre[k] = bias + sum_j weight[j] u[k - 3 + j]. Returns SiLU(pre) and sigmoid(pre), contiguous.
     """
-    pre = u * weight[3]
+    r, k, channels = u.shape
+    # A window as one long row: a lag of one row is a shift by CH, and the inner loops run over K CH floats.
+    flat = np.ascontiguousarray(u).reshape(r, k * channels)
+    taps = np.tile(weight, k)
+    pre, gate = flat * taps[3], np.empty_like(flat)  # `gate` serves as the one temporary until it is due
     for lag in (1, 2, 3):
-        pre[:, lag:] += u[:, :-lag] * weight[3 - lag]
-    pre += bias
-    gate = sigmoid(pre)
+        shift = lag * channels
+        pre[:, shift:] += np.multiply(flat[:, :-shift], taps[3 - lag, shift:], out=gate[:, shift:])
+    pre += np.tile(bias, k)
+    sigmoid(pre, gate)
     pre *= gate
-    return pre, gate
+    return pre.reshape(u.shape), gate.reshape(u.shape)
 
 
 def silu_slope(value: Any, gate: Any) -> Any:
@@ -53,20 +58,23 @@ def silu_slope(value: Any, gate: Any) -> Any:
     return slope
 
 
-def conv_silu_backward(dy: Any, u: Any, weight: Any, value: Any, gate: Any, du: Any) -> tuple[Any, Any]:
-    """Writes du [R, K, CH] and returns each window's gradients of weight [R, 4, CH] and bias [R, CH].
+def conv_silu_backward(dy: Any, u: Any, weight: Any, value: Any, gate: Any) -> tuple[Any, Any, Any]:
+    """Gradients: du [R, K, CH], and each window's of weight [R, 4, CH] and bias [R, CH]. All inputs but u contiguous.
 
     With dpre = dy slope: du[k] = sum_j weight[j] dpre[k + 3 - j], dweight[j] = sum_k dpre[k] u[k - 3 + j].
     """
+    r, k, channels = u.shape
     dpre = silu_slope(value, gate)
     dpre *= dy
-    dweight = np.empty((u.shape[0], 4, u.shape[2]), u.dtype)
-    np.multiply(dpre, weight[3], out=du)
-    np.multiply(dpre, u).sum(axis=1, out=dweight[:, 3])
+    flat, taps = dpre.reshape(r, k * channels), np.tile(weight, k)
+    du, product = flat * taps[3], np.empty_like(flat)
+    dweight = np.empty((r, 4, channels), u.dtype)
+    np.einsum("rkc,rkc->rc", dpre, u, out=dweight[:, 3])
     for lag in (1, 2, 3):
-        du[:, :-lag] += dpre[:, lag:] * weight[3 - lag]
-        np.multiply(dpre[:, lag:], u[:, :-lag]).sum(axis=1, out=dweight[:, 3 - lag])
-    return dweight, dpre.sum(axis=1)
+        shift = lag * channels
+        du[:, :-shift] += np.multiply(flat[:, shift:], taps[3 - lag, shift:], out=product[:, shift:])
+        np.einsum("rkc,rkc->rc", dpre[:, lag:], u[:, :-lag], out=dweight[:, 3 - lag])
+    return du.reshape(u.shape), dweight, dpre.sum(axis=1)
 
 
 def gated_norm(y: Any, z: Any, weight: Any, eps: float, out: Any) -> None:
