@@ -16,7 +16,18 @@ LR, UPDATE_RMS = SLOTS[f"lr_{GROUPS[0]}"], SLOTS[f"update_rms_{GROUPS[0]}"]  # o
 CHANGE, PARAM, GAP = range(3)  # the squared sums of a segment: change, parameters, parameters - target
 
 
-def _update(param, grad, m, v, scale, lr, b1, b2, adam_eps, t):
+def _update(
+    param: np.ndarray,
+    grad: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    lr: float,
+    b1: float,
+    b2: float,
+    adam_eps: float,
+    t: int,
+) -> np.ndarray:
     """Adam on one segment, in place; returns the change [stop - start]. `t` counts from 1."""
     work = grad * scale
     m *= b1

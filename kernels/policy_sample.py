@@ -44,10 +44,9 @@ def policy_sample(
     u = uniform(counter(step, rows.astype(np.uint32), Purpose.ACTION, seed)[0], out.dtype)
 
     running = np.cumsum(mu, axis=1)
-    total = running[:, -1:]
-    # An action without mass repeats the running sum before it, so counting "<=" steps over it. u * total may round up
-    # to total; "< total" then stops at the last action with mass, never behind it.
-    action[:] = ((running <= u[:, None] * total) & (running < total)).sum(axis=1)
+    # An action without mass repeats the running sum before it, so counting "<=" steps over it. u is at most 1 - 2^-24:
+    # u * total rounds to less than total, whatever rounding made of the sum, so the count always finds an action.
+    action[:] = (running <= u[:, None] * running[:, -1:]).sum(axis=1)
     log_mu[:] = np.log(mu[rows, action])
     value[:] = out[:, VALUE]
     entropy_frac[:] = entropy_fraction(-(pi * log_pi).sum(axis=1), n_valid)

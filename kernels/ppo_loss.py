@@ -20,7 +20,16 @@ def _shares(counted: np.ndarray, real: np.dtype) -> np.ndarray:
     return counted.astype(real) / max(int(counted.sum()), 1)
 
 
-def _policy(logits, mask, action, log_mu_old, advantage, live, eps, isv):
+def _policy(
+    logits: np.ndarray,
+    mask: np.ndarray,
+    action: np.ndarray,
+    log_mu_old: np.ndarray,
+    advantage: np.ndarray,
+    live: np.ndarray,
+    eps: float,
+    isv: np.ndarray,
+) -> np.ndarray:
     """l_pi - entropy_coef * H -> its gradient by the policy logits [M, A]; writes the policy's slots.
 
     With mu = (1 - eps) pi + eps / n_valid and ratio r = mu(a) / mu_old(a): d log mu(a) / d logit_j =
@@ -52,7 +61,9 @@ def _policy(logits, mask, action, log_mu_old, advantage, live, eps, isv):
     return grad * share[:, None]
 
 
-def _value(value, returns, value_old, live, clip, isv):
+def _value(
+    value: np.ndarray, returns: np.ndarray, value_old: np.ndarray, live: np.ndarray, clip: float, isv: np.ndarray
+) -> np.ndarray:
     """l_v = mean of max((v - R)^2, (v_clipped - R)^2) / 2 -> its gradient by v [M]; writes l_v and value_mean."""
     share = _shares(live, value.dtype)
     error = np.where(live, value - returns, 0)
@@ -63,7 +74,7 @@ def _value(value, returns, value_old, live, clip, isv):
     return np.where(error**2 >= held**2, error, 0) * share
 
 
-def _aux(logits, label, live, isv):
+def _aux(logits: np.ndarray, label: np.ndarray, live: np.ndarray, isv: np.ndarray) -> np.ndarray:
     """l_aux = mean cross entropy over the live rows with a known label -> its gradient by the logits [M, 3]."""
     known = live & (label >= 0)
     share, rows, label = _shares(known, logits.dtype), np.arange(len(label)), np.where(known, label, 0)
