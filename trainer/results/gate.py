@@ -199,11 +199,15 @@ def imbalance_line(verdict: Verdict) -> str:
     return f"The agent {word} the imbalance rule: {net:,.0f} against {rule:,.0f} net ticks on the same windows."
 
 
-def verdict_line(verdict: Verdict) -> str:
+def verdict_reason(verdict: Verdict) -> str:
     if verdict.passed:
-        return f"PASSED: all {len(verdict.criteria)} criteria met on {len(verdict.folds)} folds."
+        return f"all {len(verdict.criteria)} criteria met on {len(verdict.folds)} folds."
     failed = [c.name for c in verdict.criteria if not c.passed]
-    return f"FAILED: {len(failed)} of {len(verdict.criteria)} criteria not met: {'; '.join(failed)}."
+    return f"{len(failed)} of {len(verdict.criteria)} criteria not met: {'; '.join(failed)}."
+
+
+def verdict_line(verdict: Verdict) -> str:
+    return f"{'PASSED' if verdict.passed else 'FAILED'}: {verdict_reason(verdict)}"
 
 
 def print_verdict(verdict: Verdict, console: Console | None = None) -> None:
@@ -251,6 +255,5 @@ def require_pass(verdict: Verdict) -> None:
     """Raises GateFailed (exit 3) unless the verdict is a pass."""
     if not verdict.passed:
         raise GateFailed(
-            f"gate {verdict_line(verdict)[0].lower()}{verdict_line(verdict)[1:]}\n"
-            "the study ran to its end; report.html shows where it fell short"
+            f"gate failed: {verdict_reason(verdict)}\nthe study ran to its end; report.html shows where it fell short"
         )

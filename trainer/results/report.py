@@ -22,7 +22,7 @@ from trainer.paths import fold_folder
 from trainer.results import charts
 from trainer.results.baselines import BASELINES
 from trainer.results.fold_result import CURVE, FoldResult, LaneResult, read_fold_result, read_frame
-from trainer.results.gate import Verdict, imbalance_line, judge, verdict_line
+from trainer.results.gate import Verdict, imbalance_line, judge, verdict_line, verdict_reason
 
 REPORT_HTML, REPORT_JSON = "report.html", "report.json"
 CURVE_POINTS = 400  # a curve, 12 folds or fewer; more folds share what that makes
@@ -96,7 +96,7 @@ def render_html(study: Study) -> str:
         study=study,
         run_id=study.folder.name,
         verdict=study.verdict,
-        verdict_reason=_sentence(verdict_line(study.verdict).split(": ", 1)[1]),
+        verdict_reason=_sentence(verdict_reason(study.verdict)),
         lanes=lanes,
         imbalance_line=imbalance_line(study.verdict),
         first=first,
