@@ -32,9 +32,13 @@ def invoke(main: Callable[..., Any], argv: list[str], prog: str) -> int:
         result = command.main(args=argv, prog_name=prog, standalone_mode=False)
     except WorkflowError as error:
         return fail(str(error), error.exit_code)
-    except BrokenPipeError:
+    except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return fail(f"{error.filename}: {error.strerror}\nfree space, or name a folder you may write to", 2)
     except Exception as error:
         # click's errors, whichever copy of click typer uses: they say their exit code and message
         if not hasattr(error, "format_message"):
@@ -49,7 +53,7 @@ def _usage(error: Any, command: Any, prog: str) -> str:
         known = [name for parameter in command.params for name in parameter.opts]
         hint = nearest(str(option), known) or f"; known: {', '.join(known)}"
         return f"unknown option {option}{hint}"
-    return f"{str(error.format_message()).rstrip('.')}\nsee {prog} --help"
+    return f"{str(error.format_message()).rstrip('.').replace('Value error, ', '')}\nsee {prog} --help"
 
 
 def fail(message: str, code: int) -> int:

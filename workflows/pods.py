@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import itertools
 import json
 import os
@@ -27,6 +28,8 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 TRAINER = ["python", "-m", "trainer"]
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
+_TRANSIENT = (errno.ENOSPC, errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.EDQUOT)
+NOT_FOUND = 127  # as a shell says it
 
 
 def seconds(text: str) -> float:
@@ -133,8 +136,9 @@ class Pods:
             attempt.exit_code, attempt.status = (code if code >= 0 else 128 - code), nodes.FAILED
             attempt.message = _message(code)
         except OSError as error:
-            attempt.status, attempt.message = nodes.FAILED, f"can't start {what.argv[0]}: {error.strerror}"
-            attempt.exit_code = 127
+            attempt.status = nodes.ERROR if error.errno in _TRANSIENT else nodes.FAILED
+            attempt.message = f"can't start {what.argv[0]}: {error.strerror}"
+            attempt.exit_code = None if error.errno in _TRANSIENT else NOT_FOUND
         attempt.ended = time.time()
         return attempt
 

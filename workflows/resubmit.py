@@ -12,6 +12,7 @@ import typer
 
 from workflows import nodes, state
 from workflows.cli import DEFAULT_RUNS, Runs, run_command
+from workflows.local import GATE_FAILED
 from workflows.state import Submission
 from workflows.submit import default_jobs, start
 
@@ -39,9 +40,11 @@ def main(
 
 
 def folds_to_run(submission: Submission) -> list[str] | None:
-    """Numbers of the folds that are not done; None when the study ended before there were any."""
+    """Numbers of the folds that are not done; None when all tasks are due again (done folds are no-ops)."""
     folds = [node for node in submission.nodes if node.task == "train"]
-    if not folds:
+    all_done = all(node.phase == nodes.SUCCEEDED for node in folds)
+    judged = submission.exit_code in (0, GATE_FAILED)
+    if not folds or (all_done and not judged):
         return None
     return [node.inputs["fold"] for node in folds if node.phase != nodes.SUCCEEDED]
 

@@ -86,11 +86,12 @@ class TerminalScreen:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
         self.progress = Progress(
-            TextColumn("{task.fields[mark]} {task.description:<28}"),
+            TextColumn("{task.fields[mark]}"),
+            TextColumn("{task.description:<28}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[words]}", markup=False),
             refresh_per_second=4,
         )
         self.bars: dict[str, Any] = {}

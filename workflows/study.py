@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workflows import nodes, state
+from workflows.errors import UsageError
 from workflows.local import INTERRUPTED, LOCAL_BACKOFF, LocalRunner, Outcome
 from workflows.nodes import Node
 from workflows.screen import PlainScreen, TerminalScreen, describe, screen
@@ -39,6 +40,7 @@ def run_study(workflow: dict[str, Any], parameters: dict[str, str], recipe: str,
             started=time.time(),
             pid=os.getpid(),
             jobs=jobs,
+            nodes=earlier_folds(folder) if parameters["only-folds"] else [],
         )
         outcome = _run(workflow, submission, folder, lock)
     finally:
@@ -47,12 +49,23 @@ def run_study(workflow: dict[str, Any], parameters: dict[str, str], recipe: str,
     return outcome.exit_code
 
 
+def earlier_folds(folder: Path) -> list[Node]:
+    """Folds of the submission before this one, which runs only some of them."""
+    try:
+        return [node for node in state.read(folder).nodes if node.task == "train"]
+    except UsageError:  # the first submission of this run
+        return []
+
+
 def _run(workflow: dict[str, Any], submission: Submission, folder: Path, lock: int) -> Outcome:
     with screen() as view:
 
         def changed(node: Node) -> None:
             submission.node(node)
-            state.write(folder, submission)
+            try:
+                state.write(folder, submission)
+            except OSError as error:  # a full disk is the folds' business: they keep their checkpoints and retry
+                view.say(f"warning: {folder}: {error.strerror}")
             view.show(node)
 
         scale = float(os.environ.get("FOXHUNT_LOCAL_BACKOFF", LOCAL_BACKOFF))
@@ -117,10 +130,15 @@ def _say_interrupted(outcome: Outcome, submission: Submission) -> None:
     print("\ninterrupted; every fold goes on from its newest checkpoint:")
     for node in outcome.nodes:
         if node.task == "train":
-            step, total, _ = describe(node)
-            saved = "saved" if node.exit_code == INTERRUPTED else node.message or node.phase.lower()
-            print(f"  {node.label}: {'done' if node.phase == nodes.SUCCEEDED else f'step {step}/{total}, {saved}'}")
+            print(f"  {node.label}: {_where(node)}")
     print(f"go on with the same command:\n  {submission.command}")
+
+
+def _where(node: Node) -> str:
+    if not node.attempts or node.phase == nodes.SUCCEEDED:
+        return "done" if node.phase == nodes.SUCCEEDED else "not started"
+    step, total, _ = describe(node)
+    return f"step {step}/{total}, {'saved' if node.exit_code == INTERRUPTED else node.message}"
 
 
 def _say_failed(node: Node) -> None:

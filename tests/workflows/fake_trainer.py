@@ -16,7 +16,19 @@ from pathlib import Path
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("command")
-    for flag in ("run-id", "runs", "cache", "config", "set", "data", "folds", "only-folds", "fold", "resume", "outputs"):
+    for flag in (
+        "run-id",
+        "runs",
+        "cache",
+        "config",
+        "set",
+        "data",
+        "folds",
+        "only-folds",
+        "fold",
+        "resume",
+        "outputs",
+    ):
         parser.add_argument(f"--{flag}", default="")
     args = parser.parse_args()
     if args.command == "identity":

@@ -1,0 +1,75 @@
+"""A fake trainer in place of the real one, and runners over it."""
+
+import asyncio
+import importlib
+import json
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workflows.cli import invoke
+from workflows.local import LocalRunner, Outcome
+
+FAKE = Path(__file__).with_name("fake_trainer.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fake_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOXHUNT_TRAINER", shlex.join([sys.executable, str(FAKE)]))
+    monkeypatch.setenv("FOXHUNT_LOCAL_BACKOFF", "0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("FOXHUNT_COMMIT", "0123456789abcdef")
+
+
+def template(name: str, body: str, **more: Any) -> dict[str, Any]:
+    """A container template that runs Python code."""
+    return {"name": name, "container": {"command": ["python", "-c"], "args": [body]}, **more}
+
+
+def workflow(templates: list[dict[str, Any]], tasks: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
+    dag = {"name": "main", "dag": {"failFast": False, "tasks": tasks}}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "WorkflowTemplate",
+        "metadata": {"name": "test"},
+        "spec": {"entrypoint": "main", "templates": [*templates, dag], **spec},
+    }
+
+
+def run_here(tree: dict[str, Any], logs: Path, parameters: dict[str, str] | None = None, **options: Any) -> Outcome:
+    options = {"jobs": 4, "backoff_scale": 0.0, **options}
+    return asyncio.run(LocalRunner(tree, parameters or {}, logs, **options).run())
+
+
+class Commands:
+    """Runs workflow commands in this process, from a folder of their own; pods are processes all the same."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+        monkeypatch.chdir(folder)
+
+    def __call__(self, module: str, *args: str, **env: str) -> SimpleNamespace:
+        main = importlib.import_module(f"workflows.{module}").main
+        with self.monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            self.capsys.readouterr()
+            code = invoke(main, list(args), f"python -m workflows.{module}")
+        out, err = self.capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(tmp_path, monkeypatch, capsys)
+
+
+def calls(cwd: Path, run_id: str) -> list[dict[str, Any]]:
+    """What the fake trainer was asked, in order."""
+    text = (cwd / "runs" / "alpha-rl-runs" / run_id / "calls.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,144 @@
+"""The rendered WorkflowTemplates: equal to the golden files, without misspelt fields, by the rules of the trade."""
+
+import ast
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hera.workflows import WorkflowTemplate
+
+from workflows import render
+from workflows.fields import check_workflow
+from workflows.templates import OUTPUTS_MOUNT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, dict[str, Any]]:
+    return render.rendered_templates()
+
+
+def test_golden_files_are_current() -> None:
+    files = render.rendered_files()
+    assert {p.name for p in render.FOLDER.glob("*.yaml")} == set(files)
+    for name, text in files.items():
+        assert (render.FOLDER / name).read_text() == text, "run python -m workflows.render and review the difference"
+
+
+def test_the_golden_file_is_what_runs(trees: dict[str, Any]) -> None:
+    for name, tree in trees.items():
+        assert yaml.safe_load((render.FOLDER / f"{name}.yaml").read_text()) == tree
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """Fields of `a` that are missing or other in `b`."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [
+            d for key in a for d in (differences(a[key], b[key], f"{where}.{key}") if key in b else [f"{where}.{key}"])
+        ]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in differences(x, y, f"{where}[{i}]")]
+    return [] if a == b else [where]
+
+
+def lint(tree: dict[str, Any]) -> list[str]:
+    """Hera's models drop what they don't know, so a round trip shows misspelt fields."""
+    return differences(tree, WorkflowTemplate.from_dict(deepcopy(tree)).to_dict())
+
+
+@pytest.mark.parametrize("name", ["alpha-rl", "precompute-features"])
+def test_no_unknown_fields(trees: dict[str, Any], name: str) -> None:
+    assert lint(trees[name]) == []
+    check_workflow(trees[name])
+
+
+def test_the_lint_finds_misspelt_fields(trees: dict[str, Any]) -> None:
+    spoilt = deepcopy(trees["alpha-rl"])
+    part = spoilt["spec"]["templates"][0]
+    part["retryStragety"] = {}
+    part["container"]["imagge"] = "x"
+    found = lint(spoilt)
+    assert ".spec.templates[0].retryStragety" in found
+    assert ".spec.templates[0].container.imagge" in found
+
+
+def pods(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part for part in tree["spec"]["templates"] if "container" in part]
+
+
+def test_every_parameter_is_a_string_and_read(trees: dict[str, Any]) -> None:
+    for tree in trees.values():
+        text = json.dumps(tree["spec"]["templates"])
+        for parameter in tree["spec"]["arguments"]["parameters"]:
+            assert isinstance(parameter["value"], str), parameter
+            name = parameter["name"]
+            assert f"workflow.parameters.{name}" in text or f"workflow.parameters['{name}']" in text, name
+
+
+def test_every_tag_names_something(trees: dict[str, Any]) -> None:
+    import re
+
+    for tree in trees.values():
+        declared = {p["name"] for p in tree["spec"]["arguments"]["parameters"]}
+        for part in tree["spec"]["templates"]:
+            text = json.dumps(part)
+            assert set(re.findall(r"\{\{workflow\.parameters\.([\w-]+)\}\}", text)) <= declared
+            inputs = {p["name"] for p in part.get("inputs", {}).get("parameters", [])}
+            assert set(re.findall(r"\{\{inputs\.parameters\.([\w-]+)\}\}", text)) <= inputs
+
+
+def test_pod_rules(trees: dict[str, Any]) -> None:
+    for tree in trees.values():
+        assert tree["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert tree["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        locked = json.loads(tree["spec"]["podSpecPatch"])
+        assert [c["name"] for c in locked["initContainers"] + locked["containers"]] == ["init", "wait"]
+        for part in pods(tree):
+            security = part["container"]["securityContext"]
+            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert json.loads(part["podSpecPatch"])["terminationGracePeriodSeconds"] == 30
+            assert part["retryStrategy"]["retryPolicy"] == "Always"
+            assert part["retryStrategy"]["limit"] == "30"
+            assert part["retryStrategy"]["backoff"] == {"duration": "10s", "factor": 2, "cap": "5m"}
+            assert "affinity" not in part["retryStrategy"]
+            mounted = {m["mountPath"] for m in part["container"]["volumeMounts"]}
+            writable = {"/tmp", "/caches", OUTPUTS_MOUNT, "/feature-cache"}
+            assert mounted == writable
+            assert part["nodeSelector"]["pool"] == part["tolerations"][0]["value"]
+
+
+def test_outputs_have_defaults_and_lie_on_a_volume(trees: dict[str, Any]) -> None:
+    """A skipped reader must still resolve, and a root without write access holds no files."""
+    for tree in trees.values():
+        for part in pods(tree):
+            for parameter in part.get("outputs", {}).get("parameters", []):
+                assert "default" in parameter["valueFrom"]
+                assert parameter["valueFrom"]["path"] == f"{OUTPUTS_MOUNT}/{parameter['name']}"
+
+
+def test_only_training_takes_a_gpu(trees: dict[str, Any]) -> None:
+    with_gpu = [
+        p["name"] for p in pods(trees["alpha-rl"]) if "nvidia.com/gpu" in json.dumps(p["container"]["resources"])
+    ]
+    assert with_gpu == ["train"]
+
+
+def test_gate_and_report_are_the_leaves(trees: dict[str, Any]) -> None:
+    from workflows.fields import leaves
+
+    dag = next(part for part in trees["alpha-rl"]["spec"]["templates"] if "dag" in part)
+    assert leaves(dag["dag"]["tasks"]) == ["gate", "report"]
+    assert dag["dag"]["failFast"] is False
+
+
+def test_workflows_know_the_trainer_by_its_command_line_only() -> None:
+    for path in sorted((ROOT / "workflows").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [n for n in names if n.split(".")[0] in ("trainer", "kernels")], path
