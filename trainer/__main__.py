@@ -47,8 +47,12 @@ FoldNumber = Annotated[int, typer.Option("--fold", min=0, help="fold number, fro
 def _config(config: str, overrides: list[str] | None, *more: str) -> StudyConfig:
     from trainer.config import load_config
 
-    items = [part.strip() for item in overrides or [] for part in item.split(";") if part.strip()]
-    return load_config(config, [*items, *more])
+    return load_config(config, [*_items(overrides), *more])
+
+
+def _items(overrides: list[str] | None) -> list[str]:
+    """`--set "a.b=1; c.d=2"` is two assignments."""
+    return [part.strip() for item in overrides or [] for part in item.split(";") if part.strip()]
 
 
 def _place(run_id: str, runs: Path, cache: Path) -> Place:
@@ -199,12 +203,13 @@ def gate(
 ) -> None:
     """Judge the whole study: exit 0 passed, 3 failed. Prints each criterion with its number.
 
-    Example: python -m trainer gate --run-id first
+    Thresholds are settings of the section eval; others are left as the run was made.
+    Example: python -m trainer gate --run-id first --set eval.min_wr=0.6 --set eval.require_positive_net=false
     """
     from trainer import study
     from trainer.results.gate import print_verdict, require_pass
 
-    verdict = study.gate(_place(run_id, runs, cache))
+    verdict = study.gate(_place(run_id, runs, cache), _items(set_))
     print_verdict(verdict)
     _output(outputs, verdict="passed" if verdict.passed else "failed")
     require_pass(verdict)
@@ -225,7 +230,7 @@ def report(
     """
     from trainer import study
 
-    print(f"report {study.report(_place(run_id, runs, cache))}")
+    print(f"report {study.report(_place(run_id, runs, cache), _items(set_))}")
 
 
 @app.command()

@@ -209,6 +209,15 @@ def load_config(profile: str = "cpu-demo", overrides: list[str] | tuple[str, ...
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}\nfix that line") from None
     tree.setdefault("profile", path.stem)
+    return build_config(_override(tree, overrides), str(path))
+
+
+def with_overrides(cfg: StudyConfig, overrides: list[str]) -> StudyConfig:
+    """A config with `section.key=value` assignments on top. Raises ConfigError."""
+    return build_config(_override(cfg.model_dump(mode="json"), overrides), "--set")
+
+
+def _override(tree: dict[str, Any], overrides: list[str] | tuple[str, ...]) -> dict[str, Any]:
     for item in overrides:
         key, eq, text = item.partition("=")
         section, dot, name = key.strip().partition(".")
@@ -217,7 +226,7 @@ def load_config(profile: str = "cpu-demo", overrides: list[str] | tuple[str, ...
         if not isinstance(tree.setdefault(section, {}), dict):
             raise ConfigError(f"--set {item}: {section!r} has no keys below it")
         tree[section][name] = _value(text.strip())
-    return build_config(tree, str(path))
+    return tree
 
 
 def build_config(tree: dict[str, Any], where: str = "config") -> StudyConfig:

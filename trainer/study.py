@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -135,6 +136,14 @@ def open_study(place: Place, cfg: StudyConfig) -> tuple[dict[str, Any], Market, 
 def config_of(place: Place) -> StudyConfig:
     """The config that the run was made with."""
     return StudyConfig.model_validate(read_study(place)["config"])
+
+
+def judging_config(place: Place, overrides: Sequence[str]) -> StudyConfig:
+    """The run's config with other `eval.*` settings; what shaped the training stays as it was."""
+    from trainer.config import with_overrides
+
+    items = [item for item in overrides if item.partition(".")[0].strip() == "eval"]
+    return with_overrides(config_of(place), items)
 
 
 # -- train and evaluate --
@@ -314,13 +323,13 @@ def _seconds(folder: Path) -> tuple[float, float]:
 # -- gate and report --
 
 
-def gate(place: Place) -> Verdict:
-    """Judges all folds of the run and writes gate.json."""
+def gate(place: Place, overrides: Sequence[str] = ()) -> Verdict:
+    """Judges all folds of the run and writes gate.json. `overrides` may set the criteria: eval.key=value."""
     from trainer.data.precompute import read_folds
     from trainer.results.fold_result import read_fold_result
     from trainer.results.gate import judge, write_gate
 
-    cfg = config_of(place)
+    cfg = judging_config(place, overrides)
     indices = [f.index for f in read_folds(place.folder)]
     results = {i: read_fold_result(fold_folder(place.folder, i)) for i in indices}
     verdict = judge(results, cfg.eval, indices)
@@ -328,9 +337,9 @@ def gate(place: Place) -> Verdict:
     return verdict
 
 
-def report(place: Place) -> Path:
+def report(place: Place, overrides: Sequence[str] = ()) -> Path:
     from trainer.data.precompute import read_folds
     from trainer.results.report import load_study, write_report
 
     indices = [f.index for f in read_folds(place.folder)]
-    return write_report(load_study(place.folder, config_of(place), indices))
+    return write_report(load_study(place.folder, judging_config(place, overrides), indices))
