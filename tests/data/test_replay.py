@@ -71,6 +71,8 @@ def test_facts_of_the_real_file(esh4):
     bid, ask = (np.concatenate([p[f"{side}_px"][:, 0] for p in parts]) for side in ("bid", "ask"))
     assert (bid[:924] > ask[:924]).sum() == 890 and bid[924] > ask[924] and not (bid[925:] >= ask[925:]).any()
     assert np.median((ask - bid)[925:]) == 1  # 0.25 points
+    mid = (bid + ask)[924:] * 0.125
+    assert mid.min() == mid[0] == 4797.25 and mid.max() == 4811.625
 
 
 @st.composite

@@ -68,7 +68,7 @@ class _Cleaner:
         self.traded = False  # a trade was seen in this pre-open: the uncross has begun
         self.held: list[BookFrame] = []
         self.session = -1
-        self.last_kept = 0
+        self.last_kept: int | None = None  # time of the last row kept in this session
 
     def push(self, chunk: RawChunk) -> Iterator[BookFrame]:
         frame = chunk.frame
@@ -183,14 +183,15 @@ class _Cleaner:
         self.phase, self.traded = UNDECIDED, False
         for carried in self.carried.values():
             carried[:] = 0
-        self.last_kept = 0
+        self.last_kept = None
 
     def _number(self, frame: BookFrame) -> BookFrame:
         """Session numbers; dropped rows may have left a silence long enough to part two sessions."""
         if not len(frame):
             return frame
-        first = self.last_kept or int(frame.ts[0]) - self.gap_ns - 1
-        jumps = np.diff(frame.ts, prepend=first) > self.gap_ns
+        last = self.last_kept
+        jumps = np.diff(frame.ts, prepend=frame.ts[0] if last is None else last) > self.gap_ns
+        jumps[0] |= last is None
         session = self.session + np.cumsum(jumps)
         self.session, self.last_kept = int(session[-1]), int(frame.ts[-1])
         return replace(frame, session=session.astype(np.int32))

@@ -63,7 +63,7 @@ def open_series(uris: Sequence[str | Path], cfg: DataConfig) -> Series:
             "name one contract, such as ESH4"
         )
     for i, path in enumerate(paths):
-        if path in paths[:i]:
+        if path.resolve() in [p.resolve() for p in paths[:i]]:
             raise DataError(f"{path}: given twice\nname each file once")
     kinds = [sniff(path) for path in paths]
     for path, kind in zip(paths, kinds):

@@ -98,7 +98,7 @@ def nano_tick(tick: str) -> int:
 
 def off_grid(price: float, tick: str, place: str) -> DataError:
     return DataError(
-        f"{place}: price {price:.10g} is not on the tick grid of {tick}\n"
+        f"{place}: price {decimal_text(Decimal(f'{price:.9f}'))} is not on the tick grid of {tick}\n"
         "set data.tick_size to the true grid, or 0 to infer it from the prices"
     )
 
