@@ -50,14 +50,16 @@ class LocalRunner:
         backoff_scale: float = LOCAL_BACKOFF,
         changed: Callable[[Node], None] = lambda node: None,
         keep_open: tuple[int, ...] = (),
+        gpus: list[str] | None = None,
     ) -> None:
         check_workflow(workflow)
         self.spec = workflow["spec"]
         self.templates = {template["name"]: template for template in self.spec["templates"]}
         self.nodes: list[Node] = []
         self.signals = 0
+        self.cut_short = False
         limit = min(jobs, int(self.spec.get("parallelism", jobs)))
-        self.pods = Pods(logs, limit, backoff_scale, changed, keep_open)
+        self.pods = Pods(logs, limit, backoff_scale, changed, keep_open, gpus or [])
         name = workflow["metadata"].get("name", "workflow")
         self.workflow = {"name": name, "parameters": _parameters(self.spec, parameters)}
 
@@ -119,6 +121,7 @@ class LocalRunner:
         if depends and not evaluate_depends(depends, lambda name, what: results[name].answers(what)):
             return Result(nodes.OMITTED)
         if self.pods.stopping.is_set():
+            self.cut_short = True
             return Result(nodes.OMITTED)
         tasks = {name: {"outputs": {"parameters": r.outputs}, "status": r.phase} for name, r in results.items()}
         scope = {**scope, "tasks": tasks}
@@ -157,8 +160,8 @@ class LocalRunner:
 
     def _outcome(self, result: Result) -> Outcome:
         """The study's exit code: a fold's own end says more than the gate that missed it."""
-        unfinished = any(node.phase != nodes.SUCCEEDED for node in self.nodes)
-        if self.pods.stopping.is_set() and (unfinished or result.phase != nodes.SUCCEEDED or not self.nodes):
+        unfinished = self.cut_short or any(node.phase != nodes.SUCCEEDED for node in self.nodes)
+        if self.pods.stopping.is_set() and unfinished:
             return Outcome(result.phase, INTERRUPTED, self.nodes, interrupted=True)
         codes = [node.exit_code or 1 for node in self.nodes if node.phase in (nodes.FAILED, nodes.ERROR)]
         if result.phase == nodes.SUCCEEDED:

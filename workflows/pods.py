@@ -13,7 +13,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from workflows.nodes import Attempt, Node, Result
 from workflows.substitute import move_mounts, resolve
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+GPU_RESOURCE = "nvidia.com/gpu"
 TRAINER = ["python", "-m", "trainer"]
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
@@ -86,9 +88,14 @@ class Pods:
         backoff_scale: float,
         changed: Callable[[Node], None],
         keep_open: tuple[int, ...] = (),
+        gpus: list[str] | None = None,
     ) -> None:
         self.logs, self.backoff_scale, self.changed, self.keep_open = logs, backoff_scale, changed, keep_open
         self.slots = asyncio.Semaphore(jobs)
+        self.gpus: asyncio.Queue[str] = asyncio.Queue()
+        for gpu in gpus or []:
+            self.gpus.put_nowait(gpu)
+        self.has_gpus = bool(gpus)
         self.stopping = asyncio.Event()
         self.running: dict[str, asyncio.subprocess.Process] = {}
 
@@ -102,10 +109,10 @@ class Pods:
         """All attempts of one pod."""
         retry, last = template.get("retryStrategy"), None
         for retries in itertools.count():
-            async with self.slots:
+            async with self.slots, self._gpu_for(template) as gpu:
                 if self.stopping.is_set():
                     return self._close(node, nodes.OMITTED if last is None else nodes.FAILED, "stopped")
-                last = await self._attempt(template, {**scope, **_attempt_scope(node, retries, last)}, node)
+                last = await self._attempt(template, {**scope, **_attempt_scope(node, retries, last)}, node, gpu)
             if last.exit_code == 0:
                 return self._succeeded(template, scope, node, last)
             if self.stopping.is_set() or not comes_back(retry, last, retries):
@@ -122,7 +129,20 @@ class Pods:
         except TimeoutError:
             pass
 
-    async def _attempt(self, template: dict[str, Any], scope: dict[str, Any], node: Node) -> Attempt:
+    @asynccontextmanager
+    async def _gpu_for(self, template: dict[str, Any]) -> AsyncIterator[str]:
+        """A GPU of its own for a pod that asks for one, "" where there are none or none is asked for."""
+        asked = GPU_RESOURCE in template["container"].get("resources", {}).get("limits", {})
+        if not asked or not self.has_gpus:
+            yield ""
+            return
+        gpu = await self.gpus.get()
+        try:
+            yield gpu
+        finally:
+            self.gpus.put_nowait(gpu)
+
+    async def _attempt(self, template: dict[str, Any], scope: dict[str, Any], node: Node, gpu: str) -> Attempt:
         number = _next_number(self.logs, node.name)
         log = self.logs / f"{node.name}-{number}.log"
         attempt = Attempt(log=str(log), started=time.time())
@@ -131,6 +151,8 @@ class Pods:
         self.changed(node)
         mounts = _mounts(template, log.with_suffix(".volumes"))
         what = make_process(template["container"], scope, mounts, log)
+        if gpu:
+            what.env["CUDA_VISIBLE_DEVICES"] = gpu
         try:
             code = await self._spawn(what, log, node.name)
             attempt.exit_code, attempt.status = (code if code >= 0 else 128 - code), nodes.FAILED

@@ -12,9 +12,10 @@ import typer
 
 from workflows import nodes, state
 from workflows.cli import DEFAULT_RUNS, Runs, run_command
+from workflows.hardware import cores
 from workflows.local import GATE_FAILED
 from workflows.state import Submission
-from workflows.submit import default_jobs, start
+from workflows.submit import start
 
 
 def main(
@@ -36,7 +37,7 @@ def main(
     parameters["only-folds"] = "" if again is None else ",".join(again)
     said = "all of it" if again is None else f"fold {', '.join(again)}"
     print(f"run {submission.run_id}: {said} again, as submitted by\n  {submission.command}", flush=True)
-    return start(parameters, submission.recipe, jobs or default_jobs(), dry_run)
+    return start(parameters, submission.recipe, jobs or cores(), dry_run)
 
 
 def folds_to_run(submission: Submission) -> list[str] | None:

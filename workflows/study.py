@@ -12,6 +12,7 @@ from typing import Any
 
 from workflows import nodes, state
 from workflows.errors import UsageError
+from workflows.hardware import gpus
 from workflows.local import INTERRUPTED, LOCAL_BACKOFF, LocalRunner, Outcome
 from workflows.nodes import Node
 from workflows.screen import PlainScreen, TerminalScreen, describe, screen
@@ -20,11 +21,6 @@ from workflows.state import Submission
 GATE, REPORT = "gate", "report"
 _TICK = 0.5  # seconds between looks at progress files
 _SHOWN_LINES = 12
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_study(workflow: dict[str, Any], parameters: dict[str, str], recipe: str, command: list[str], jobs: int) -> int:
@@ -77,6 +73,7 @@ def _run(workflow: dict[str, Any], submission: Submission, folder: Path, lock: i
             backoff_scale=scale,
             changed=changed,
             keep_open=(lock,),
+            gpus=gpus(),
         )
         state.write(folder, submission)
         outcome = asyncio.run(_with_ticks(runner, view))

@@ -7,7 +7,6 @@ python -m workflows.submit --folds 3 --run-id again --only-folds 0,2
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from enum import StrEnum
@@ -19,6 +18,7 @@ import typer
 from workflows import identity
 from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Runs, run_command
 from workflows.errors import UsageError, nearest
+from workflows.hardware import cores, gpus
 
 RECIPES = ["alpha-rl"]
 DEFAULT_DATA = "synthetic:signal=0.75"
@@ -86,12 +86,12 @@ def main(
         "cache": str(cache),
     }
     parameters["run-id"], run_why = settle_run_id(run_id, parameters)
-    jobs = jobs or default_jobs()
+    jobs = jobs or cores()
     print(f"backend  local ({where})")
     print(f"data     {parameters['data']}" + ("" if data else " (the synthetic market; --data FILE for your own)"))
     print(f"config   {profile} ({profile_why})")
     print(f"run-id   {parameters['run-id']} ({run_why})")
-    print(f"jobs     {jobs}: {min(jobs, folds)} of {folds} folds side by side ({default_jobs()} cores)", flush=True)
+    print(f"jobs     {jobs}: {min(jobs, folds)} of {folds} folds side by side ({cores()} cores)", flush=True)
     return start(parameters, recipe, jobs, dry_run)
 
 
@@ -140,9 +140,9 @@ def choose_backend(wanted: Backend) -> str:
 def choose_config(config: str) -> tuple[str, str]:
     if config:
         return config, "as asked"
-    if os.path.exists("/dev/nvidiactl") and importlib.util.find_spec("cupy"):
-        return "small", "a GPU and cupy are here"
-    return "cpu-demo", "no GPU here" if not os.path.exists("/dev/nvidiactl") else "cupy is not installed"
+    if found := gpus():
+        return "small", f"{len(found)} GPU{'s' if len(found) > 1 else ''} here"
+    return "cpu-demo", "no GPU here" if not os.path.exists("/dev/nvidiactl") else "no GPU usable: cupy is not installed"
 
 
 def settle_run_id(run_id: str, parameters: dict[str, str]) -> tuple[str, str]:
@@ -158,12 +158,6 @@ def settle_run_id(run_id: str, parameters: dict[str, str]) -> tuple[str, str]:
         identity.derive_run_id(code, settings["config_digest"], data),
         f"from code {code[:12]}, config {settings['config_digest'][:12]} and the data's address",
     )
-
-
-def default_jobs() -> int:
-    from workflows.study import cores
-
-    return cores()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The local runner on small workflows: order, loops, parameters, retries, outputs, refusals."""
 
+import asyncio
 import json
 import time
 from copy import deepcopy
@@ -12,6 +13,7 @@ from tests.workflows.conftest import run_here, template, workflow
 from workflows import nodes
 from workflows.errors import UnsupportedField, UsageError, WorkflowError
 from workflows.fields import check_workflow
+from workflows.local import LocalRunner
 from workflows.nodes import Attempt, Result, group
 from workflows.pods import comes_back, items_of, seconds, wait_before
 from workflows.substitute import move_mounts, resolve
@@ -347,3 +349,45 @@ def test_substitution() -> None:
     scope = {"a": {"b": "x", "n": 3}, "list": [1]}
     assert resolve("-{{a.b}}-{{ a.n }}-{{=a.n + 1}}-{{list}}", scope) == "-x-3-4-[1]"
     assert resolve("plain", {}) == "plain"
+
+
+def test_pods_that_ask_for_a_gpu_get_one_each(tmp_path: Path) -> None:
+    say = "import os, time; print('GPU', os.environ.get('CUDA_VISIBLE_DEVICES', 'none')); time.sleep(0.3)"
+    asks, plain = template("asks", say), template("plain", say)
+    asks["container"]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    tasks = [{"name": "t", "template": "asks", "withItems": [1, 2, 3]}, {"name": "p", "template": "plain"}]
+
+    def seen(outcome: Any) -> dict[str, str]:
+        return {n.name: Path(n.attempts[0].log).read_text().split()[-1] for n in outcome.nodes}
+
+    found = seen(run_here(workflow([asks, plain], tasks), tmp_path, gpus=["4", "5"]))
+    assert found["p"] == "none" and {found[f"t-{i}"] for i in (1, 2, 3)} == {"4", "5"}
+    assert set(seen(run_here(workflow([asks, plain], tasks), tmp_path)).values()) == {"none"}
+
+
+def test_precompute_features_alone(tmp_path: Path) -> None:
+    from workflows.precompute import rendered
+
+    places = {"runs": str(tmp_path / "runs"), "cache": str(tmp_path / "cache")}
+    outcome = run_here(rendered(), tmp_path / "logs", {"data": "synthetic", "run-id": "r", **places})
+    assert outcome.exit_code == 0
+    assert phases(outcome) == {"resolve": nodes.SUCCEEDED, "precompute": nodes.SUCCEEDED}
+    assert len(json.loads(outcome.nodes[-1].outputs["folds"])) == 3
+
+
+def test_stopped_between_two_tasks_is_interrupted(tmp_path: Path) -> None:
+    """Every pod that ran ended well, yet the study is not done."""
+    runner: Any = None
+
+    def changed(node: Any) -> None:
+        if node.name == "a" and node.phase == nodes.SUCCEEDED:
+            runner._stop()
+
+    async def run() -> Any:
+        nonlocal runner
+        tasks = [{"name": "a", "template": "p"}, {"name": "b", "template": "p", "depends": "a"}]
+        runner = LocalRunner(workflow([template("p", "pass")], tasks), {}, tmp_path, changed=changed)
+        return await runner.run()
+
+    outcome = asyncio.run(run())
+    assert outcome.interrupted and outcome.exit_code == 75 and phases(outcome) == {"a": nodes.SUCCEEDED}
