@@ -53,7 +53,7 @@ def _text(column: pl.Series) -> pl.Series:
     number = part.select(
         *(pl.nth(i).cast(pl.Int64, strict=False).fill_null(0).alias(n) for i, n in ((3, "h"), (4, "m"), (5, "s"))),
         pl.nth(6).str.pad_end(9, "0").cast(pl.Int64, strict=False).fill_null(0).alias("ns"),
-        pl.date(pl.nth(0).cast(pl.Int32), pl.nth(1).cast(pl.Int32), pl.nth(2).cast(pl.Int32)).alias("day"),
+        pl.concat_str(pl.nth(0, 1, 2), separator="-").str.to_date("%Y-%m-%d", strict=False).alias("day"),
         (
             pl.when(pl.nth(7) == "-").then(-1).otherwise(1)
             * (pl.nth(8).cast(pl.Int64).fill_null(0) * 60 + pl.nth(9).cast(pl.Int64).fill_null(0))

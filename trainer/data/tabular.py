@@ -10,7 +10,7 @@ leaves them: the CME minute bars that run from 23:01 to 22:00 UTC in a session o
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,14 @@ class Table:
     def where(self, row: int) -> str:
         """Row 1 is the first after the header; an editor shows it as line 2."""
         return f"{self.path}: line {row + 1}" if self.is_csv else f"{self.path}: row {row}"
+
+    def at(self, row: np.ndarray) -> cells.Where:
+        """Words for the i-th row of a batch whose rows have these numbers."""
+        return lambda i: self.where(int(row[i]))
+
+    def cells(self, frame: pl.DataFrame, meaning: str) -> pl.Series:
+        """A column under the name that the user knows it by."""
+        return frame[meaning].alias(self.columns.names[meaning])
 
     def batches(self, meanings: list[str]) -> Iterator[tuple[pl.DataFrame, int]]:
         """(columns named by meaning, number of the first row, from 1)."""
@@ -162,9 +170,9 @@ class TabularFeed:
         guess = TickGuess()
         for table in self.tables:
             meanings = table.columns.grid_prices()
-            for frame, row, where in self._picked(table, meanings):
+            for frame, row in self._picked(table, meanings):
                 for meaning in meanings:
-                    guess.add(cells.floats(frame[meaning], _shifted(where, row)))
+                    guess.add(cells.floats(table.cells(frame, meaning), table.at(row)))
         return guess
 
     def raw(self) -> Iterator[RawChunk]:
@@ -173,21 +181,20 @@ class TabularFeed:
         for table in self.tables:
             seen = False
             sides = [n for n in table.columns.names if n[:7] in ("bid_sz_", "ask_sz_", "bid_ct_", "ask_ct_")]
-            for frame, row, where in self._picked(table, [*wanted, *table.columns.prices(), *sides]):
+            for frame, row in self._picked(table, [*wanted, *table.columns.prices(), *sides]):
                 seen = True
                 self.info.count("records", len(frame))
-                at = _shifted(where, row)
-                ts = cells.times(frame["time"], at)
+                ts = cells.times(table.cells(frame, "time"), table.at(row))
                 if self.is_bars:
                     ts = self._bar_ends(ts)
-                yield self._events(make(frame, ts, row, where), frame)
+                yield self._events(make(frame, ts, row, table), frame)
             if not seen:
                 raise self._no_rows(table)
 
     def _no_rows(self, table: Table) -> DataError:
         return DataError(f"{table.path}: no rows under the header\ncheck the file")
 
-    def _picked(self, table: Table, meanings: list[str]) -> Iterator[tuple[pl.DataFrame, np.ndarray, cells.Where]]:
+    def _picked(self, table: Table, meanings: list[str]) -> Iterator[tuple[pl.DataFrame, np.ndarray]]:
         """Batches of the chosen symbol's rows, with their numbers. Raises DataError for a second symbol unasked."""
         found: set[str] = set()
         kept = False
@@ -208,7 +215,7 @@ class TabularFeed:
                 frame, row = frame.filter(mine), row[mine]
             if len(frame):
                 kept = True
-                yield frame, row, table.where
+                yield frame, row
         if found and not kept:
             raise DataError(
                 f"{table.path}: no instrument {self.symbol!r}{nearest(self.symbol, sorted(found))}\n"
@@ -219,7 +226,7 @@ class TabularFeed:
         """Only the states at an event's end, where a table has the feed's flags."""
         if not {"action", "flags"} <= set(frame.columns):
             return chunk
-        flags = cells.volumes(frame["flags"], _shifted(chunk.where, chunk.row))
+        flags = cells.volumes(frame["flags"], lambda i: chunk.where(int(chunk.row[i])))
         keep = (flags & F_LAST) != 0
         rows = chunk.frame.take(keep)
         signed, self.signed = regroup(chunk.frame.signed_volume, keep, self.signed)
@@ -230,12 +237,13 @@ class TabularFeed:
 
     def _bar_length(self) -> int:
         """The most frequent spacing of the first bars, ns."""
-        frame, row, where = next(self._picked(self.tables[0], ["time"]), (None, None, None))
-        if frame is None or row is None or where is None:
-            raise self._no_rows(self.tables[0])
-        gaps = np.diff(cells.times(frame["time"], _shifted(where, row)))
+        table = self.tables[0]
+        frame, row = next(self._picked(table, ["time"]), (None, None))
+        if frame is None or row is None:
+            raise self._no_rows(table)
+        gaps = np.diff(cells.times(table.cells(frame, "time"), table.at(row)))
         if not (gaps > 0).any():
-            raise DataError(f"{self.tables[0].path}: one bar alone doesn't tell its length\ngive more bars")
+            raise DataError(f"{table.path}: one bar alone doesn't tell its length\ngive more bars")
         values, counts = np.unique(gaps[gaps > 0], return_counts=True)
         return int(values[np.argmax(counts)])
 
@@ -246,82 +254,77 @@ class TabularFeed:
         self.info.note(f"bar times are taken as starts and moved by {length}; data.bar_stamp=end leaves them")
         return ts + self.bar_ns
 
-    def _bars(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, where: cells.Where) -> RawChunk:
+    def _bars(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, table: Table) -> RawChunk:
         self.info.note(BAR_NOTE.format(spread=self.cfg.spread_ticks))
-        close = self._ticks(frame, ["close"], row, where)[:, 0]
-        signed, volume = self._volume(frame, row, where)
+        close = self._ticks(frame, ["close"], row, table)[:, 0]
+        signed, volume = self._volume(frame, row, table)
         out = bar_frame(ts, close, volume, self.cfg.spread_ticks)
         out.signed_volume = signed
-        return RawChunk(out, row, where)
+        return RawChunk(out, row, table.where)
 
-    def _quotes(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, where: cells.Where) -> RawChunk:
+    def _quotes(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, table: Table) -> RawChunk:
         bid, ask = ("bid_close", "ask_close") if self.is_bars else ("bid", "ask")
-        signed, volume = self._volume(frame, row, where)
+        signed, volume = self._volume(frame, row, table)
         out = BookFrame(
             ts=ts,
-            bid_px=self._ticks(frame, [bid], row, where),
-            ask_px=self._ticks(frame, [ask], row, where),
-            bid_sz=self._sizes(frame, ["bid_size"], row, where),
-            ask_sz=self._sizes(frame, ["ask_size"], row, where),
+            bid_px=self._ticks(frame, [bid], row, table),
+            ask_px=self._ticks(frame, [ask], row, table),
+            bid_sz=self._sizes(frame, ["bid_size"], row, table),
+            ask_sz=self._sizes(frame, ["ask_size"], row, table),
             signed_volume=signed,
             session=np.zeros(len(ts), np.int32),
             volume=volume,
         )
         self._note_unlimited(out)
-        return RawChunk(out, row, where)
+        return RawChunk(out, row, table.where)
 
-    def _book(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, where: cells.Where) -> RawChunk:
+    def _book(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, table: Table) -> RawChunk:
         def names(kind: str) -> list[str]:
             return [f"{kind}_{i:02d}" for i in range(self.info.levels)]
 
         counted = "bid_ct_00" in frame.columns and "ask_ct_00" in frame.columns
-        signed, volume = self._volume(frame, row, where)
+        signed, volume = self._volume(frame, row, table)
         out = BookFrame(
             ts=ts,
-            bid_px=self._ticks(frame, names("bid_px"), row, where),
-            ask_px=self._ticks(frame, names("ask_px"), row, where),
-            bid_sz=self._sizes(frame, names("bid_sz"), row, where),
-            ask_sz=self._sizes(frame, names("ask_sz"), row, where),
+            bid_px=self._ticks(frame, names("bid_px"), row, table),
+            ask_px=self._ticks(frame, names("ask_px"), row, table),
+            bid_sz=self._sizes(frame, names("bid_sz"), row, table),
+            ask_sz=self._sizes(frame, names("ask_sz"), row, table),
             signed_volume=signed,
             session=np.zeros(len(ts), np.int32),
             volume=volume,
-            bid_ct=self._sizes(frame, names("bid_ct"), row, where) if counted else None,
-            ask_ct=self._sizes(frame, names("ask_ct"), row, where) if counted else None,
+            bid_ct=self._sizes(frame, names("bid_ct"), row, table) if counted else None,
+            ask_ct=self._sizes(frame, names("ask_ct"), row, table) if counted else None,
         )
         self._note_unlimited(out)
-        return RawChunk(out, row, where)
+        return RawChunk(out, row, table.where)
 
-    def _ticks(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, where: cells.Where) -> np.ndarray:
-        prices = np.stack([cells.floats(frame[name], _shifted(where, row)) for name in names], axis=1)
-        return to_ticks(prices, self.info.tick_size, row, where)
+    def _ticks(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, table: Table) -> np.ndarray:
+        prices = np.stack([cells.floats(table.cells(frame, name), table.at(row)) for name in names], axis=1)
+        return to_ticks(prices, self.info.tick_size, row, table.where)
 
-    def _sizes(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, where: cells.Where) -> np.ndarray:
+    def _sizes(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, table: Table) -> np.ndarray:
         """int32 [n, LV]; a column that is not there is 0, unknown."""
         none = np.zeros(len(frame), np.int32)
-        at = _shifted(where, row)
-        return np.stack([cells.sizes(frame[n], at) if n in frame.columns else none for n in names], axis=1)
+        at = table.at(row)
+        return np.stack([cells.sizes(table.cells(frame, n), at) if n in frame.columns else none for n in names], axis=1)
 
-    def _volume(self, frame: pl.DataFrame, row: np.ndarray, where: cells.Where) -> tuple[np.ndarray, Any]:
+    def _volume(self, frame: pl.DataFrame, row: np.ndarray, table: Table) -> tuple[np.ndarray, Any]:
         """Signed int32 [n] and total int64 [n] (None: not known) volume of each row."""
-        at = _shifted(where, row)
+        at = table.at(row)
         signed, volume = np.zeros(len(frame), np.int64), None
         if "action" in frame.columns and {"side", "size"} <= set(frame.columns):
             trade = (frame["action"] == "T").fill_null(False).to_numpy()
-            volume = np.where(trade, cells.volumes(frame["size"], at), 0)
+            volume = np.where(trade, cells.volumes(table.cells(frame, "size"), at), 0)
             side = frame["side"].cast(pl.String)
             signed = volume * ((side == "B").cast(pl.Int64) - (side == "A").cast(pl.Int64)).fill_null(0).to_numpy()
             self.info.count("trades", int(trade.sum()))
         elif "volume" in frame.columns:
-            volume = cells.volumes(frame["volume"], at)
+            volume = cells.volumes(table.cells(frame, "volume"), at)
         if "signed_volume" in frame.columns:
-            signed = cells.volumes(frame["signed_volume"], at, signed=True)
-        return int32_volume(signed, where(int(row[-1]))), volume
+            signed = cells.volumes(table.cells(frame, "signed_volume"), at, signed=True)
+        return int32_volume(signed, table.where(int(row[-1]))), volume
 
     def _note_unlimited(self, frame: BookFrame) -> None:
         if not (frame.bid_sz[:, 0].all() and frame.ask_sz[:, 0].all()):
             self.info.note("sizes of zero or unknown: taken as unlimited")
-
-
-def _shifted(where: Callable[[int], str], row: np.ndarray) -> cells.Where:
-    """Words for the i-th row of a batch."""
-    return lambda i: where(int(row[i]))
