@@ -84,7 +84,7 @@ def make_run(fold: int, n: int = 10_000, edge: float = 0.5, rate: float = 0.6, s
     baselines = {
         "flat": account(mid2, np.zeros(n, np.int64), *quiet),
         "buy and hold": account(mid2, held, *quiet),
-        "random": account(mid2, *random_lane(n, rate, seed)),
+        "random": account(mid2, *random_lane(n, rate / 2, seed)),
         "imbalance": account(mid2, *walk(n, lead, 0.3, 0.35, rng)),
     }
     policy = account(mid2, *walk(n, lead, rate, edge, rng))

@@ -1,11 +1,14 @@
 """The decision rules."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.env_step import Action
-from trainer.results.baselines import BASELINES, baseline_actions, imbalance
+from kernels.env_step import NO_ORDER, Action, _write_mask
+from trainer.config import EnvConfig
+from trainer.env.actions import target_table
+from trainer.results.baselines import BASELINES, baseline_actions, imbalance, random_order_rate
 
 ORDERS = {0, 1, 3, 4, 5, 6, 9, 10}
 
@@ -82,3 +85,26 @@ def test_imbalance_reads_five_levels_and_is_zero_without_sizes():
     assert imbalance(bid[:1, :1], ask[:1, :1]).tolist() == [0.5]
     big = np.full((1, 10), 2**31 - 1, np.int32)
     assert imbalance(big, big).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("lots", [(1, 2), (1, 3), (2, 4)])
+def test_random_trades_as_many_lots_as_it_was_told(lots):
+    """Steps 400 lanes of the rule with the environment's masks and counts what they trade."""
+    env = EnvConfig(lots_small=lots[0], lots_large=lots[1])
+    targets = target_table(env)
+    rate = random_order_rate(90_000, 100_000, env)
+    position, traded, b = np.zeros(400, np.int32), 0, 400
+    for step in range(250):
+        mask = np.zeros((b, 11), np.uint8)
+        _write_mask(mask, position, position, np.full(b, 3), targets, lots[1])
+        action = baseline_actions(["random"] * b, mask, position, np.zeros(b), rate, step, 1, lots)
+        wanted = np.where(targets[action] == NO_ORDER, position, targets[action])
+        traded += int(np.abs(wanted - position).sum())
+        position = wanted
+    assert traded / (250 * b) == pytest.approx(0.9, rel=0.02)
+
+
+def test_order_rate_of_an_idle_policy_is_zero_and_never_above_one():
+    env = EnvConfig()
+    assert random_order_rate(0, 1000, env) == random_order_rate(0, 0, env) == 0.0
+    assert random_order_rate(10**9, 10, env) == 1.0

@@ -2,8 +2,8 @@
 
 - flat: never trades.
 - buy and hold: one small long position, held to the end of each session.
-- random: at each decision, with the share of decisions at which the policy ordered, one of the valid position orders,
-  each as likely; else hold. So it pays about the policy's costs.
+- random: with a fixed probability one of the valid position orders, each as likely; else hold. The probability is such
+  that it trades as many lots as the policy did, so it pays about the policy's costs.
 - imbalance: I = (B - A) / (B + A), B and A the sizes on the bid and ask side over the best five levels. I > 0.2: long
   large; I < -0.2: short large; otherwise it keeps what it has. So it holds until the opposite signal. Without sizes
   (bars) I = 0 and it stays flat. The numbers are fixed here, not fitted to any window.
@@ -17,7 +17,8 @@ import numpy as np
 
 from kernels.env_step import Action
 from kernels.philox import Purpose, counter, uniform
-from trainer.env.actions import HOLD, POSITION_ORDERS
+from trainer.config import EnvConfig
+from trainer.env.actions import HOLD, POSITION_ORDERS, target_table
 
 BASELINES = ("flat", "random", "buy and hold", "imbalance")
 IMBALANCE_LEVELS = 5
@@ -59,8 +60,8 @@ def baseline_actions(
 ) -> np.ndarray:
     """Actions int8 [B] of the lanes (names of BASELINES) at one decision.
 
-    mask uint8 [B, A] of valid actions, position int [B] lots, imbalance_now float [B] of the row seen, order_rate the
-    policy's share of ordering decisions in [0, 1], step the decision's number, lots (small, large).
+    mask uint8 [B, A] of valid actions, position int [B] lots, imbalance_now float [B] of the row seen, order_rate from
+    `random_order_rate`, step the decision's number, lots (small, large).
     """
     small, large = lots
     position = np.asarray(position, np.int64)
@@ -86,3 +87,33 @@ def _random_orders(mask: np.ndarray, order_rate: float, step: int, seed: int) ->
     chosen = (np.cumsum(orders, axis=1) > pick[:, None]).argmax(axis=1)  # the pick-th valid order
     wants = (uniform(words[0], np.float64) < order_rate) & (count > 0)
     return np.where(wants, _ORDERS[chosen], HOLD)
+
+
+def random_order_rate(lots_traded: int, decisions: int, env: EnvConfig) -> float:
+    """Share of decisions, 0 to 1, at which `random` has to order to trade `lots_traded` lots in `decisions` decisions.
+
+    Its positions are a Markov chain; the lots of an order are those expected in its stationary state.
+    """
+    targets = target_table(env)
+    states = sorted({0, *targets[_ORDERS].tolist()})
+    chain = np.zeros((len(states), len(states)))
+    lots = np.zeros(len(states))
+    for i, position in enumerate(states):
+        reached = [int(targets[a]) for a in _ORDERS if _makes_sense(Action(a), position, int(targets[a]), env)]
+        for target in reached:
+            chain[i, states.index(target)] += 1.0 / len(reached)
+            lots[i] += abs(target - position) / len(reached)
+    share = np.linalg.matrix_power(chain, 256)[states.index(0)]
+    expected = float(share @ lots)
+    return min(1.0, lots_traded / max(decisions, 1) / expected)
+
+
+def _makes_sense(action: Action, position: int, target: int, env: EnvConfig) -> bool:
+    """Whether a position order is valid at `position` with none on its way."""
+    only_at = {
+        Action.FLAT_FROM_LONG: position > 0,
+        Action.FLAT_FROM_SHORT: position < 0,
+        Action.HALF_FLAT_LONG: position == env.lots_large,
+        Action.HALF_FLAT_SHORT: position == -env.lots_large,
+    }
+    return target != position and only_at.get(action, True)

@@ -39,6 +39,8 @@ COLOURS = {
 }
 FOLD_COLOURS = {f"--fold{i}": f"#0a0c0{i}" for i in range(8)}
 INK, MUTED, GRID, POLICY = (COLOURS[k] for k in ("--ink", "--muted", "--grid", "--policy"))
+WIDTH = 9.6  # inches; pages scale it
+Margins = tuple[float, float, float, float]  # left, right, top, bottom, inches
 BASELINE_STYLE = {
     "imbalance": (COLOURS["--imbalance"], "imbalance rule"),
     "buy_and_hold": (COLOURS["--hold"], "buy and hold"),
@@ -74,14 +76,16 @@ STYLE: Any = {
 
 
 @contextmanager
-def _figure(width: float, height: float, **layout: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure and its axes in the report's style, without pyplot and its global state."""
+def _figure(width: float, height: float, margins: Margins, **grid: Any) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its axes in the report's style. Fixed margins: matplotlib's layout engines double the time."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    left, right, top, bottom = margins
     with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.subplots(squeeze=False, **layout)
+        figure = Figure(figsize=(width, height))
+        place = {"left": left / width, "right": 1 - right / width, "top": 1 - top / height, "bottom": bottom / height}
+        yield figure, figure.subplots(squeeze=False, gridspec_kw={**place, **grid.pop("gridspec_kw", {})}, **grid)
 
 
 def _svg(figure: Figure, label: str) -> str:
@@ -140,7 +144,8 @@ def fold_colour(index: int, count: int) -> Any:
 def equity_chart(curve: pl.DataFrame, fold: int, points: int = 400) -> str:
     """Cumulative PnL of policy and baselines above the policy's drawdown, in ticks over UTC time."""
     time = curve["ts"].to_numpy().astype("datetime64[ns]")
-    with _figure(9.6, 3.9, nrows=2, sharex=True, height_ratios=[3, 1]) as (figure, axes):
+    grid = {"nrows": 2, "sharex": True, "gridspec_kw": {"height_ratios": [3, 1], "hspace": 0.08}}
+    with _figure(WIDTH, 3.9, (0.75, 0.1, 0.1, 0.5), **grid) as (figure, axes):
         top, bottom = axes[0, 0], axes[1, 0]
         top.axhline(0, color=MUTED, linewidth=0.8)
         dotted = {"color": COLOURS["--gross"], "linewidth": 1.0, "linestyle": (0, (2, 1.5))}
@@ -200,7 +205,7 @@ def net_chart(results: Mapping[int, FoldResult]) -> str:
     from matplotlib.ticker import FuncFormatter
 
     marks = {"imbalance": "D", "buy and hold": "s", "random": "v"}
-    with _figure(9.6, 0.9 + 0.42 * len(results)) as (figure, axes):
+    with _figure(WIDTH, 0.9 + 0.42 * len(results), (0.6, 0.1, 0.35, 0.5)) as (figure, axes):
         axis = axes[0, 0]
         axis.axvline(0, color=MUTED, linewidth=0.8)
         for y, r in enumerate(results.values()):
@@ -219,7 +224,7 @@ def net_chart(results: Mapping[int, FoldResult]) -> str:
         axis.grid(axis="y", visible=False)
         axis.set_xlabel("net ticks per 10,000 decisions")
         axis.xaxis.set_major_formatter(FuncFormatter(_tick))
-        figure.legend(loc="outside upper left", ncols=4, fontsize=8)
+        figure.legend(loc="upper left", ncols=4, fontsize=8)
         return _svg(figure, "Net PnL of each fold with its interval, against the baselines")
 
 
@@ -243,7 +248,8 @@ def metrics_chart(lines: Mapping[int, Sequence[dict[str, Any]]], names: Sequence
         return ""
     columns = 4
     rows = -(-len(names) // columns)
-    with _figure(9.6, 0.4 + 1.75 * rows, nrows=rows, ncols=columns, sharex=True) as (figure, axes):
+    grid = {"nrows": rows, "ncols": columns, "sharex": True, "gridspec_kw": {"wspace": 0.33, "hspace": 0.32}}
+    with _figure(WIDTH, 1.0 + 1.65 * rows, (0.6, 0.1, 0.55, 0.45), **grid) as (figure, axes):
         flat = axes.ravel()
         for axis, (key, title) in zip(flat, names):
             axis.set_title(title)
@@ -258,7 +264,7 @@ def metrics_chart(lines: Mapping[int, Sequence[dict[str, Any]]], names: Sequence
             axis.set_visible(False)
         _steps_axis(flat, len(names), columns)
         if len(lines) <= len(FOLD_COLOURS):
-            figure.legend(*flat[0].get_legend_handles_labels(), loc="outside upper left", ncols=8, fontsize=8)
+            figure.legend(*flat[0].get_legend_handles_labels(), loc="upper left", ncols=8, fontsize=8)
         return _svg(figure, label)
 
 
@@ -279,7 +285,8 @@ def action_chart(results: Mapping[int, FoldResult]) -> str:
     """Share of each action among the decisions, one panel a fold."""
     columns = min(len(results), 4)
     rows = -(-len(results) // columns)
-    with _figure(9.6, 0.3 + 2.5 * rows, nrows=rows, ncols=columns, sharex=True, sharey=True) as (figure, axes):
+    grid = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True, "gridspec_kw": {"wspace": 0.12}}
+    with _figure(WIDTH, 0.3 + 2.5 * rows, (1.15, 0.2, 0.3, 0.45), **grid) as (figure, axes):
         flat = axes.ravel()
         for axis, (fold, r) in zip(flat, results.items()):
             share = [100.0 * r.action_counts.get(name, 0) / max(r.decisions, 1) for name in ACTION_NAMES]

@@ -20,7 +20,7 @@ from trainer.env.environment import Environment, env_fields
 from trainer.env.market import market_fields
 from trainer.errors import DataError
 from trainer.learn.evaluator import Evaluator, session_lanes
-from trainer.results.baselines import BASELINES, baseline_actions, imbalance
+from trainer.results.baselines import BASELINES, baseline_actions, imbalance, random_order_rate
 from trainer.results.eval_run import EvalRun, Lane, fills_from_path
 
 ORDER, STOP, SESSION_END, DRAWDOWN_LIMIT = range(4)  # indices of eval_run.ENDS
@@ -49,7 +49,7 @@ def evaluate_fold(device: Device, cfg: StudyConfig, market: Market, store: Store
 
     row = joined("row").astype(np.int64)
     entropy = joined("entropy_frac").astype(np.float32)
-    rate = float((policy.ordered != 0).mean())
+    rate = random_order_rate(int(np.abs(policy.fills.lots).sum()), len(row), cfg.env)
     return EvalRun(
         fold=fold.index,
         ts=np.asarray(market.ts)[row],
