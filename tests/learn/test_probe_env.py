@@ -14,7 +14,7 @@ from trainer.device import Field, NumpyDevice, allocate
 from trainer.learn.optimizer import optimizer_fields, optimizer_step
 from trainer.nets.losses import act, acting_fields, q_loss, rollout_loss
 
-A, W, M = 11, 256, 64
+A, W, M = 11, 256, 32
 GAMMA = 0.9
 HOLD, SHORT, LONG = 2, 1, 5
 
@@ -121,7 +121,7 @@ def test_reward_that_depends_on_the_observation():
 def test_delayed_reward_is_discounted_once():
     """State 0 leads to state 1 without a reward, state 1 ends with 5: V = (0.9 * 5, 5)."""
     probe = Probe(2, lambda s, a: (5.0 * s.astype(np.float32), np.ones(M, int), s.astype(np.float32)))
-    probe.learn(600)
+    probe.learn(400)
     np.testing.assert_allclose(probe.value(), [4.5, 5.0], atol=0.1)
     np.testing.assert_allclose(probe.q()[:, HOLD], [4.5, 5.0], atol=0.2)
 
@@ -130,7 +130,7 @@ def test_delayed_reward_is_discounted_once():
 def test_endless_reward_sums_the_series(terminal, want):
     """0.8 a step without an end is worth 0.8 / (1 - 0.9)."""
     probe = Probe(1, lambda s, a: (constant(M, 0.8), s, constant(M, terminal)))
-    probe.learn(800)
+    probe.learn(500)
     assert probe.value()[0] == pytest.approx(want, rel=0.05)
     assert probe.q()[0, HOLD] == pytest.approx(want, rel=0.08)
 
