@@ -81,13 +81,13 @@ def as_book(arrays: dict[str, np.ndarray]) -> Book:
 
 
 def build(
-    market: Any, cfg: StudyConfig, B: int, training: bool = True, real: Any = np.float64
+    market: Any, cfg: StudyConfig, B: int, training: bool = True, real: Any = np.float64, device: Any = None
 ) -> tuple[Environment, dict[str, np.ndarray], Store]:
     """An environment over the whole market: random starts, or lanes that wait for `reset_to`."""
     arrays = market_arrays(market, cfg, norm_of(market))
     n = len(market.ts)
     starts = start_rows(arrays["first"], arrays["last"], (0, n), WINDOW) if training else None
     fields = [*fields_of(arrays), *env_fields(cfg, B, starts, n - 1), Field("clock.step", (1,), "int64")]
-    device = NumpyDevice()
+    device = device or NumpyDevice()
     store = allocate(device, fields, real)
     return Environment(device, cfg, store), arrays, store

@@ -10,6 +10,8 @@ from kernels.env_step import NO_ORDER
 from tests.conftest import shared_data
 from tests.env.books import UNDEF, WINDOW, build, random_market, small_config
 from tests.env.test_against_slow import replay_and_compare
+from trainer.device.base import NumpyDevice
+from trainer.device.recording import RecordingDevice
 from trainer.env import actions
 from trainer.env.fields import MIN_ROWS, env_fields, start_rows
 from trainer.env.market import session_bounds
@@ -153,3 +155,22 @@ def test_real_order_flow_equals_the_slow_backtest():
     assert (market.bid_px != UNDEF).all() and (market.bid_px < market.ask_px).all()
     seen = replay_and_compare(market, small_config(trail_ticks=(1, 2, 3)), B=12, steps=250, seed=1, masked_share=0.1)
     assert seen["trades"] > 100 and seen["late"] > 500
+
+
+def test_recorded_steps_equal_eager_ones():
+    """Nothing of a step is decided on the host: the tape of one step replays every other, resets included."""
+    stores = []
+    for device in (NumpyDevice(), RecordingDevice()):
+        env, _, store = build(random_market(6), small_config(episode_len=8), B=8, device=device)
+        action = device.empty((8,), np.int32)
+        region = device.region(lambda env=env, action=action: env.step(action), "env")
+        history = []
+        for i in range(23):
+            device.fill(action, np.random.default_rng(i).integers(0, 11, 8))
+            device.fill(store["clock.step"], i)
+            region()
+            history.append({name: np.array(array) for name, array in store.items("state")})
+        stores.append(history)
+    for step, (eager, recorded) in enumerate(zip(*stores)):
+        for name, array in eager.items():
+            assert np.array_equal(array, recorded[name]), (step, name)

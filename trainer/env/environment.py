@@ -32,7 +32,7 @@ class Environment:
         market: str = "market",
         clock: str = "clock.step",
     ):
-        self.device, self.store, self.prefix = device, store, prefix
+        self.device = device
         scalars = {
             "seed": cfg.learn.seed,
             "lots_large": cfg.env.lots_large,
@@ -52,12 +52,12 @@ class Environment:
         # The same objects in every launch: the device checks them once.
         self._values = [value(arg.name) for arg in ENV_STEP.args[1:]]
         self._last, self._n_rows = store[f"{market}.last"], len(store[f"{market}.last"])
-        self.hold = store[f"{prefix}.hold"]
+        self._ns = store.ns(prefix)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self.store.ns(self.prefix), name)
+        return getattr(self._ns, name)
 
     def step(self, action: Any) -> None:
         """Region code: one step of every lane. action int32 [B]."""
