@@ -165,7 +165,7 @@ def jax_ppo(out, batch: Batch, clip: float, entropy_coef: float):
     rows, live = out[batch.m :], batch.valid == 1
 
     def mean(x, where=live):
-        return jnp.sum(jnp.where(where, x, 0)) / max(int(where.sum()), 1)
+        return jnp.sum(jnp.where(where, x, 0)) / jnp.maximum(where.sum(), 1)
 
     log_ratio = jax_log_mu(rows, batch.mask, batch.action) - batch.log_mu_old
     ratio = jnp.exp(log_ratio)
