@@ -13,6 +13,7 @@ from workflows.nodes import Node, read_progress
 
 _METRICS = ("sps", "l_q", "entropy", "wr", "hold_pct")
 _PLAIN_EVERY = 10.0  # seconds between lines of one pod that only moved on
+_HEARTBEAT = 60.0  # and between lines that say nothing new
 _TAIL = 8192
 
 
@@ -45,6 +46,8 @@ def describe(node: Node) -> tuple[int, int, str]:
     if node.message:
         words.append(node.message)
     metrics = last_metrics(log) if log and node.phase == nodes.RUNNING else {}
+    if node.phase == nodes.RUNNING and 0 < total <= step:
+        return step, total, "  ".join([*words, "trained, evaluating"])
     for name in _METRICS:
         if isinstance(value := metrics.get(name), int | float):
             words.append(f"{name} {value:.4g}")
@@ -57,7 +60,7 @@ class PlainScreen:
     def __init__(self, out: TextIO | None = None) -> None:
         self.out = out or sys.stdout
         self.phases: dict[str, str] = {}
-        self.said: dict[str, float] = {}
+        self.said: dict[str, tuple[float, str]] = {}
 
     def __enter__(self) -> PlainScreen:
         return self
@@ -70,13 +73,16 @@ class PlainScreen:
 
     def show(self, node: Node) -> None:
         step, total, words = describe(node)
-        now, state = time.monotonic(), f"{node.phase} {len(node.attempts)}"
-        if self.phases.get(node.name) == state and now - self.said.get(node.name, 0.0) < _PLAIN_EVERY:
-            return
-        self.phases[node.name], self.said[node.name] = state, now
         steps = f"  {step}/{total}" if total else ""
         label = f"  {node.label}" if node.label != node.name else ""
-        self.say(f"{node.name:<12} {node.phase.lower():<10}{label}{steps}{'  ' + words if words else ''}")
+        line = f"{node.name:<12} {node.phase.lower():<10}{label}{steps}{'  ' + words if words else ''}"
+        now, state = time.monotonic(), f"{node.phase} {len(node.attempts)}"
+        then, before = self.said.get(node.name, (0.0, ""))
+        wait = _HEARTBEAT if line == before else _PLAIN_EVERY
+        if self.phases.get(node.name) == state and now - then < wait:
+            return
+        self.phases[node.name], self.said[node.name] = state, (now, line)
+        self.say(line)
 
 
 class TerminalScreen:
