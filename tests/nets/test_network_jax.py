@@ -9,6 +9,8 @@ from tests.nets.jax_network import network
 from trainer.nets.heads import USED
 
 TOLERANCE = 1e-9
+# Compiling takes far longer than the one run of what was compiled.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def relative(got, want) -> float:
@@ -25,7 +27,7 @@ def oracle(t, config):
         return (out[2] * t.act.d_out).sum(), out
 
     with jax.enable_x64(True):
-        grads, outputs = jax.jit(jax.grad(weighted, has_aux=True))(params)
+        grads, outputs = jax.jit(jax.grad(weighted, has_aux=True), compiler_options=QUICK)(params)
         return [np.asarray(o) for o in outputs], {k: np.asarray(v) for k, v in grads.items()}
 
 
