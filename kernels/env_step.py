@@ -2,7 +2,7 @@
 
 Money is int64 in 1/1000 tick and prices are int32 ticks, so every backend agrees to the last unit; only `reward` and
 `private` are reals. Each backtest depends on its own lane alone: on CUDA one thread runs one lane, and what is
-written here as a subset of lanes (`_trade`, `_restart`) is an `if`.
+written here as a subset of lanes (orders that fill, lanes that restart) is an `if`.
 
 The order of events, from the row t that was seen to the next row r = t + 1:
 
