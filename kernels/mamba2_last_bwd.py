@@ -24,6 +24,36 @@ from kernels.spec import REAL, Arg, Kernel
 from kernels.vectors import mixer_vectors, place
 
 
+def ssd_last_backward(
+    dy: Any, bx: Any, cs: Any, dt: Any, decay: Any, score: Any, a_log: Any, d_skip: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Gradients through the SSD: of B and x [R, K, N + DI], C [R, N], dt [R, K, HD], A_log [R, HD].
+
+    dy [R, DI], bx [R, K, N + DI], cs [R, N], dt and decay [R, K, HD], score [R, K, 1].
+    """
+    n, heads = cs.shape[1], d_skip.shape[0]
+    dbx = np.empty_like(bx)
+    xh, dxh = heads_first(bx[..., n:], heads), heads_first(dbx[..., n:], heads)  # [R, HD, K, P]
+    dyh = dy.reshape(-1, heads, xh.shape[3])
+    q = np.matmul(xh, dyh[..., None])[..., 0].transpose(0, 2, 1)  # [R, K, HD]
+    by_score = decay * dt  # dw / dscore
+    weights = by_score * score
+    np.multiply(weights.transpose(0, 2, 1)[..., None], dyh[:, :, None], out=dxh)
+    dxh[:, :, -1] += dyh * d_skip[:, None]
+    by_score *= q
+    dscore = by_score.sum(axis=2, keepdims=True)
+    np.multiply(dscore, cs[:, None], out=dbx[..., :n])
+    dcs = np.matmul(dscore.transpose(0, 2, 1), bx[..., :n])[:, 0]
+    weights *= q  # now the gradient of each row's log decay to the last row
+    da = np.zeros_like(dt)
+    np.cumsum(weights[:, :-1], axis=1, out=da[:, 1:])
+    da *= -np.exp(a_log)  # now the gradient of dt through the decay
+    ddt = q * decay
+    ddt *= score
+    ddt += da
+    return dbx, dcs, ddt, (da * dt).sum(axis=1)
+
+
 def reference(
     dy: Any,
     bxdt: Any,
@@ -41,53 +71,31 @@ def reference(
     dz: Any,
     partial: Any,
 ) -> None:
-    n, heads, inner = c.shape[2], dt_bias.shape[0], z.shape[1]
-    bx, gate = conv_silu(bxdt[..., : n + inner], conv_weight[:, n:], conv_bias[n:])
+    n, heads, inner, channels = c.shape[2], dt_bias.shape[0], z.shape[1], conv_bias.shape[0]
+    u, du = bxdt[..., : n + inner], dbxdt[..., : n + inner]
+    bx, gate = conv_silu(u, conv_weight[:, n:], conv_bias[n:])
     cs, c_gate = tail_conv(c, conv_weight[:, :n], conv_bias[:n])
     raw = bxdt[..., n + inner :] + dt_bias
     dt = softplus(raw)
-    decay = decay_to_last(dt, a_log)
-    score = np.matmul(bx[..., :n], cs[:, :, None])  # [R, K, 1]
-    weights = decay * dt
-    decay *= score  # now dw / ddt
-    scale = weights.copy()  # dw / dscore
-    weights *= score
-    out = last_output(weights, bx[..., n:], d_skip, heads)
+    decay, score = decay_to_last(dt, a_log), np.matmul(bx[..., :n], cs[:, :, None])
+    out = last_output(decay * dt * score, bx[..., n:], d_skip, heads)
     dout, dnorm = gated_norm_backward(dy, out, z, norm_weight, eps, dz)
-
-    dbx = np.empty_like(bx)
-    xh, doh = heads_first(bx[..., n:], heads), dout.reshape(-1, heads, inner // heads)
-    q = np.matmul(xh, doh[..., None])[..., 0].transpose(0, 2, 1)  # [R, K, HD]
-    dxh = heads_first(dbx[..., n:], heads)
-    np.multiply(weights.transpose(0, 2, 1)[..., None], doh[:, :, None], out=dxh)
-    dxh[:, :, -1] += doh * d_skip[:, None]
-    scale *= q
-    dscore = scale.sum(axis=2, keepdims=True)  # [R, K, 1]
-    np.multiply(dscore, cs[:, None], out=dbx[..., :n])
-    dcs = np.matmul(dscore.transpose(0, 2, 1), bx[..., :n])[:, 0]
-
-    da = np.zeros_like(dt)
-    np.cumsum((q * weights)[:, :-1], axis=1, out=da[:, 1:])
-    da *= -np.exp(a_log)  # now the gradient of dt through the decay
-    ddt = q * decay
-    ddt += da
+    dbx, dcs, ddt, da_log = ssd_last_backward(dout, bx, cs, dt, decay, score, a_log, d_skip)
     ddt *= sigmoid(raw)
     dbxdt[..., n + inner :] = ddt
-
-    where, _ = place(mixer_vectors(conv_bias.shape[0], heads, inner))
-    partial.fill(0)
-    dconv = partial[:, where["conv.weight"]].reshape(-1, 4, conv_bias.shape[0])
-    dbias = partial[:, where["conv.bias"]]
-    dbxdt[..., : n + inner], dconv[..., n:], dbias[:, n:] = conv_silu_backward(
-        dbx, bxdt[..., : n + inner], conv_weight[:, n:], bx, gate
-    )
-    dpre = dcs * silu_slope(cs, c_gate)
-    dbias[:, :n] = dpre
-    dconv[..., :n] = (c * dpre).transpose(1, 0, 2)
+    du[...], dtaps, dbias = conv_silu_backward(dbx, u, conv_weight[:, n:], bx, gate)
+    dpre = dcs * silu_slope(cs, c_gate)  # of C's convolution at the last row
     np.multiply(conv_weight[:, None, :n], dpre, out=dc)
+
+    where, _ = place(mixer_vectors(channels, heads, inner))
+    partial.fill(0)
+    dconv = partial[:, where["conv.weight"]].reshape(-1, 4, channels)
+    dconv[..., :n], dconv[..., n:] = (c * dpre).transpose(1, 0, 2), dtaps
+    both = partial[:, where["conv.bias"]]
+    both[:, :n], both[:, n:] = dpre, dbias
     partial[:, where["dt_bias"]] = ddt.sum(axis=1)
-    partial[:, where["A_log"]] = (da * dt).sum(axis=1)
-    partial[:, where["D"]] = np.matmul(doh[:, :, None], xh[:, :, -1, :, None])[..., 0, 0]
+    partial[:, where["A_log"]] = da_log
+    partial[:, where["D"]] = (dout * bx[:, -1, n:]).reshape(-1, heads, inner // heads).sum(axis=2)
     partial[:, where["gate_norm.weight"]] = dnorm
 
 

@@ -18,6 +18,31 @@ from kernels.spec import REAL, Arg, Kernel
 from kernels.vectors import mixer_vectors, place
 
 
+def ssd_backward(
+    dy: Any, cbx: Any, dt: Any, decay: Any, score: Any, matrix: Any, a_log: Any, d_skip: Any
+) -> tuple[Any, Any, Any]:
+    """Gradients through the SSD: of C, B and x [R, K, CH], dt [R, K, HD], A_log [R, HD].
+
+    dy [R, K, DI]; cbx [R, K, CH]; decay L, matrix M [R, HD, K, K]; score G [R, 1, K, K].
+    """
+    heads, n = d_skip.shape[0], (cbx.shape[2] - dy.shape[2]) // 2
+    dcbx = np.empty_like(cbx)
+    xh, dxh = heads_first(cbx[..., 2 * n :], heads), heads_first(dcbx[..., 2 * n :], heads)  # [R, HD, K, P]
+    dyh = heads_first(dy, heads)
+    np.multiply(dyh, d_skip[:, None, None], out=dxh)
+    dxh += np.matmul(matrix.transpose(0, 1, 3, 2), dyh)
+    q = np.matmul(dyh, xh.transpose(0, 1, 3, 2))
+    dlog = q * matrix
+    q *= decay
+    dscore = (q * dt.transpose(0, 2, 1)[:, :, None]).sum(axis=1)  # [R, K, K]
+    np.matmul(dscore, cbx[..., n : 2 * n], out=dcbx[..., :n])
+    np.matmul(dscore.transpose(0, 2, 1), cbx[..., :n], out=dcbx[..., n : 2 * n])
+    q *= score
+    later = np.cumsum(dlog[:, :, ::-1], axis=2)[:, :, ::-1]  # row j: sum over t >= j
+    da = np.tril(later, -1).sum(axis=3).transpose(0, 2, 1) * -np.exp(a_log)  # the gradient of dt through the decay
+    return dcbx, q.sum(axis=2).transpose(0, 2, 1) + da, (da * dt).sum(axis=1)
+
+
 def reference(
     dy: Any,
     zcbxdt: Any,
@@ -32,48 +57,28 @@ def reference(
     partial: Any,
 ) -> None:
     inner, channels, heads = dy.shape[2], conv_bias.shape[0], dt_bias.shape[0]
-    n = (channels - inner) // 2
-    conv = slice(inner, inner + channels)
+    n, conv = (channels - inner) // 2, slice(inner, inner + channels)
     cbx, gate = conv_silu(zcbxdt[..., conv], conv_weight, conv_bias)
-    c, b, x = cbx[..., :n], cbx[..., n : 2 * n], cbx[..., 2 * n :]
     raw = zcbxdt[..., inner + channels :] + dt_bias
     dt = softplus(raw)
-    decay = segment_decay(dt, a_log)  # [R, HD, K, K]
-    score = np.matmul(c, b.transpose(0, 2, 1))[:, None]
-    dt_column = dt.transpose(0, 2, 1)[:, :, None]
-    matrix = decay * score
-    matrix *= dt_column
-    out = mixed_rows(matrix, x, d_skip, heads)
+    decay = segment_decay(dt, a_log)
+    score = np.matmul(cbx[..., :n], cbx[..., n : 2 * n].transpose(0, 2, 1))[:, None]
+    matrix = decay * score * dt.transpose(0, 2, 1)[:, :, None]
+    out = mixed_rows(matrix, cbx[..., 2 * n :], d_skip, heads)
     dout, dnorm = gated_norm_backward(dy, out, zcbxdt[..., :inner], norm_weight, eps, dzcbxdt[..., :inner])
-
-    dcbx = np.empty_like(cbx)
-    xh, doh = heads_first(x, heads), heads_first(dout, heads)
-    q = np.matmul(doh, xh.transpose(0, 1, 3, 2))
-    dxh = heads_first(dcbx[..., 2 * n :], heads)
-    np.multiply(doh, d_skip[:, None, None], out=dxh)
-    dxh += np.matmul(matrix.transpose(0, 1, 3, 2), doh)
-    dlog = q * matrix
-    q *= decay
-    dscore = (q * dt_column).sum(axis=1)  # [R, K, K]
-    np.matmul(dscore, b, out=dcbx[..., :n])
-    np.matmul(dscore.transpose(0, 2, 1), c, out=dcbx[..., n : 2 * n])
-
-    q *= score
-    ddt = q.sum(axis=2).transpose(0, 2, 1)  # [R, K, HD]
-    later = np.cumsum(dlog[:, :, ::-1], axis=2)[:, :, ::-1]  # row j: sum over t >= j
-    da = np.tril(later, -1).sum(axis=3).transpose(0, 2, 1) * -np.exp(a_log)
-    ddt += da
+    dcbx, ddt, da_log = ssd_backward(dout, cbx, dt, decay, score, matrix, a_log, d_skip)
     ddt *= sigmoid(raw)
     dzcbxdt[..., inner + channels :] = ddt
+    dzcbxdt[..., conv], dconv, dbias = conv_silu_backward(dcbx, zcbxdt[..., conv], conv_weight, cbx, gate)
 
     where, _ = place(mixer_vectors(channels, heads, inner))
     partial.fill(0)
-    dzcbxdt[..., conv], dconv, dbias = conv_silu_backward(dcbx, zcbxdt[..., conv], conv_weight, cbx, gate)
     partial[:, where["conv.weight"]] = dconv.reshape(-1, 4 * channels)
     partial[:, where["conv.bias"]] = dbias
     partial[:, where["dt_bias"]] = ddt.sum(axis=1)
-    partial[:, where["A_log"]] = (da * dt).sum(axis=1)
-    partial[:, where["D"]] = (doh * xh).sum(axis=(2, 3))
+    partial[:, where["A_log"]] = da_log
+    skip = (dout * cbx[..., 2 * n :]).sum(axis=1)
+    partial[:, where["D"]] = skip.reshape(-1, heads, inner // heads).sum(axis=2)
     partial[:, where["gate_norm.weight"]] = dnorm.sum(axis=1)
 
 
