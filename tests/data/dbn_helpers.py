@@ -39,14 +39,15 @@ def records(schema: str, rows: list[dict], instrument: int = 7) -> np.ndarray:
     return out
 
 
-def write_dbn(path: Path, schema: str | None, data: np.ndarray, symbols: dict[str, int] | None = None) -> Path:
-    """A DBN version 3 file; zstd when the name says so."""
-    interval = SimpleNamespace(start_date=DAY - datetime.timedelta(days=9), end_date=DAY + datetime.timedelta(days=9))
+def write_dbn(path: Path, schema: str | None, data: np.ndarray, symbols: dict | None = None) -> Path:
+    """A DBN version 3 file; zstd when the name says so. `symbols`: name -> id, or [(from, to, id)]."""
+    week = datetime.timedelta(days=7)
+    mappings = []
     symbols = {"TEST": 7} if symbols is None else symbols
-    mappings = [
-        SimpleNamespace(raw_symbol=name, intervals=[SimpleNamespace(**vars(interval), symbol=str(number))])
-        for name, number in symbols.items()
-    ]
+    for name, spans in symbols.items():
+        spans = [(DAY - week, DAY + week, spans)] if isinstance(spans, int) else spans
+        days = [SimpleNamespace(start_date=a, end_date=b, symbol=str(number)) for a, b, number in spans]
+        mappings.append(SimpleNamespace(raw_symbol=name, intervals=days))
     metadata = dbn.Metadata(
         dataset="TEST.DATA",
         start=START,

@@ -1,11 +1,14 @@
 """DBN files of every supported schema: real ones against databento's own decoder, and what is wrong with bad ones."""
 
+import datetime
+import tracemalloc
+
 import databento
 import numpy as np
 import pytest
 
 from tests.conftest import shared_data
-from tests.data.dbn_helpers import NONE, SECOND, START, records, write_dbn
+from tests.data.dbn_helpers import DAY, NONE, SECOND, START, records, write_dbn
 from tests.data.frames import joined, same
 from trainer.config import DataConfig
 from trainer.data import dbn
@@ -46,7 +49,7 @@ def ns(text: str) -> int:
 def test_christmas_evening_in_es():
     rows, info = read(shared_data(ESH4), sample="event")
     assert (info.symbol, info.tick_size, info.schema, info.levels) == ("ESH4", "0.25", "mbo", 10)
-    assert info.counts == {"records": 68_792, "states": 47_022, "trades": 2_973}
+    assert info.counts == {"records": 68_792, "snapshot": 8_725, "states": 47_022, "trades": 2_973}
     assert info.cleaning == {"pre-open": 925} and len(rows) == 47_022 - 925
     assert rows.ts[0] >= ns("2023-12-25T23:00:00.1") and (rows.ask_px[:, 0] > rows.bid_px[:, 0]).all()
     assert rows.volume[0] == 44 and rows.signed_volume[0] == 0  # the uncross: 44 lots without a side
@@ -199,6 +202,7 @@ def test_digest_is_that_of_the_bytes():
 # -- made files --
 
 QUARTER = 250_000_000
+TEN_DAYS = datetime.timedelta(days=10)
 
 
 def quotes(n=4, start=0, **change):
@@ -248,14 +252,28 @@ def test_trades_within_an_event_belong_to_its_last_record(tmp_path):
 
 
 def test_a_roll_starts_a_session(tmp_path):
+    """A continuous symbol names another contract from midnight on."""
     data = quotes(n=6)
+    data["ts_recv"] = START + np.arange(-3, 3) * SECOND
+    for name, instruments in (("f", [7, 7, 7, 8, 8, 8]), ("g", [7, 8, 7, 8, 7, 8])):
+        data["instrument_id"] = instruments
+        days = [(DAY - TEN_DAYS, DAY, 7), (DAY, DAY + TEN_DAYS, 8)]
+        rows, _ = read(write_dbn(tmp_path / name, "mbp-1", data, {"ES.c.0": days}), sample="event")
+        kept = (np.array(instruments) == 7) == (np.arange(6) < 3)
+        assert rows.ts.tolist() == data["ts_recv"][kept].tolist()
+        assert rows.session.tolist() == (np.array(instruments)[kept] - 7).tolist()
+
+
+def test_a_roll_forgets_the_book(tmp_path):
+    data = mbo(R, BID, ASK, R, {**BID, "price": QUARTER * 90}, {**ASK, "price": QUARTER * 91})
+    data["ts_recv"] = START + np.arange(-3, 3) * SECOND
     data["instrument_id"][3:] = 8
-    path = write_dbn(tmp_path / "f", "mbp-1", data, {"ES.c.0": 7})
-    rows, _ = read(path, sample="event")
-    assert len(rows) == 3  # the other contract is none of this symbol's
-    both = write_dbn(tmp_path / "g", "mbp-1", data[data["instrument_id"] == 8], {"ES.c.0": 8})
-    rows, _ = read(path, both, sample="event")
-    assert len(rows) == 6 and rows.session.tolist() == [0, 0, 0, 1, 1, 1]
+    days = [(DAY - TEN_DAYS, DAY, 7), (DAY, DAY + TEN_DAYS, 8)]
+    rows, _ = read(write_dbn(tmp_path / "f", "mbo", data, {"ES.c.0": days}), sample="event", levels=2)
+    assert rows.bid_px.tolist() == [[100, UNDEF], [90, UNDEF]] and rows.session.tolist() == [0, 1]
+    with pytest.raises(DataError, match="record 4: changes an order that was never added"):
+        data["action"][3], data["side"][3], data["flags"][3] = b"C", b"B", 0
+        read(write_dbn(tmp_path / "g", "mbo", data, {"ES.c.0": days}), tick_size=0.25)
 
 
 def test_a_bad_receive_time_is_moved_between_its_neighbours(tmp_path):
@@ -315,7 +333,7 @@ def test_repaired_orders_are_counted(tmp_path):
             r"record 3: price 25.250000001 is not on the tick grid of 0.25",
         ),
         ([R, {**BID, "flags": 128}, {**BID, "order_id": 4}], "best bid or ask is undefined in all"),
-        ([R, BID], "only a snapshot|no complete row"),
+        ([R, BID], "f.dbn: no record ends an event"),
     ],
 )
 def test_bad_order_records(tmp_path, rows, message):
@@ -363,6 +381,25 @@ def test_bad_headers_and_symbols(tmp_path):
     (tmp_path / "f").write_bytes(raw)
     with pytest.raises(DataError, match=r"the DBN header can't be read|DBN version 9 is not known"):
         read(tmp_path / "f")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    def peak(n: int, sample: str) -> int:
+        data = np.tile(quotes(), n // 4)
+        data["ts_recv"] = START + np.arange(n) * SECOND // 50
+        data["action"][0], data["size"][0] = b"T", 1  # the market is open: no row waits for what comes
+        series = open_series([write_dbn(tmp_path / "f.dbn.zst", "mbp-1", data)], DataConfig(sample=sample))
+        del data
+        tracemalloc.start()
+        rows = sum(len(chunk) for chunk in series.chunks())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert rows in (n, n // 5, n // 5 + 1)
+        return peak
+
+    for sample in ("event", "100ms"):
+        small, large = peak(60_000, sample), peak(240_000, sample)
+        assert large < 1.2 * small and large < 60_000 * 240
 
 
 def test_truncated_and_damaged_files(tmp_path):

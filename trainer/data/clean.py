@@ -26,7 +26,7 @@ from trainer.data.volume import int32_volume, regroup
 from trainer.errors import DataError
 
 UNDECIDED, PRE_OPEN, OPEN = range(3)
-HELD_ROWS = 1 << 18  # rows without a trade or a crossed book after which a session counts as open
+HELD_ROWS = 1 << 16  # rows without a trade or a crossed book after which a session counts as open
 
 
 def clean(feed: Feed, gap_ns: int) -> Iterator[BookFrame]:

@@ -138,9 +138,10 @@ class DbnFeed:
         if len(self.files) > 1 and (file is not self.files[-1] or before):
             self.info.note(f"{file.path.name}: only a snapshot, no live events")
             return
-        raise DataError(
-            f"{file.path}: only a snapshot, no live events (the market was closed)\ngive a file of a trading day"
-        )
+        why = "only a snapshot, no live events (the market was closed)"
+        if not self.info.counts.get("snapshot"):
+            why = "no record ends an event (flag F_LAST), so no state of the book is complete"
+        raise DataError(f"{file.path}: {why}\ngive a file of a trading day")
 
     def guess_tick(self) -> TickGuess:
         """Reads every price once."""
@@ -158,12 +159,13 @@ class DbnFeed:
     def _picked(self, file: DbnFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Blocks of the chosen instrument's records, and their numbers in the file, from 1."""
         spans = file.contracts[self.symbol]
+        always = len({instrument for _, _, instrument in spans}) == 1
         clock = "ts_event" if self.schema in _BAR_NS else "ts_recv"
         for records, first in file.blocks(BLOCK):
             mine = np.zeros(len(records), bool)
+            ts = records[clock].view(np.int64)
             for start, stop, instrument in spans:
-                ts = records[clock].view(np.int64)
-                mine |= (records["instrument_id"] == instrument) & (ts >= start) & (ts < stop)
+                mine |= (records["instrument_id"] == instrument) & (always | (ts >= start) & (ts < stop))
             if mine.any():
                 row = np.arange(first + 1, first + 1 + len(records))
                 yield (records, row) if mine.all() else (records[mine], row[mine])
@@ -216,6 +218,7 @@ class _Replay:
     def _count(self, new: np.ndarray) -> None:
         self.info.count("states", new[replay.STATES])
         self.info.count("trades", new[replay.TRADES])
+        self.info.count("snapshot", new[replay.SNAPSHOT])
         self.info.add("unknown-order", new[replay.UNKNOWN])
         self.info.add("duplicate-order", new[replay.TWICE])
         self.info.add("over-cancel", new[replay.OVER])

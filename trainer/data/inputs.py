@@ -19,7 +19,7 @@ from trainer.data.streams import check_file, file_digest, sniff
 from trainer.errors import DataError
 
 _BARS_A_GAP = 4  # long bars: a weekend doesn't part daily bars, and does part hourly ones
-_BATCH = 1 << 14  # rows gathered before a chunk is handed on, so that small blocks cost little downstream
+_BATCH = 1 << 12  # rows gathered before a chunk is handed on, so that small blocks cost little downstream
 
 
 class FileSeries:

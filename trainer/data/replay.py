@@ -63,7 +63,7 @@ class Book:
         self._reserve(len(records))
         flags = np.ascontiguousarray(records["flags"])
         n = int(((flags & F_LAST) != 0).sum())
-        shape = (n, 2, self.levels)
+        shape = (2, n, self.levels)
         px, sz, ct = np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.int32)
         at, signed, volume = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         columns = (
@@ -79,7 +79,7 @@ class Book:
         states: dict[str, np.ndarray] = {"at": at[:made], "signed": signed[:made], "volume": volume[:made]}
         for side, name in enumerate(("bid", "ask")):
             for kind, array in (("px", px), ("sz", sz), ("ct", ct)):
-                states[f"{name}_{kind}"] = array[:made, side]
+                states[f"{name}_{kind}"] = array[side, :made]
         return states, code, stopped
 
     def _reserve(self, n: int) -> None:
@@ -244,20 +244,20 @@ def _change_order(book: Any, action: int, key: int, tick: int, size: int, side: 
 
 
 @_jit
-def _emit(book: Any, px: np.ndarray, sz: np.ndarray, ct: np.ndarray) -> None:
-    """The best levels of both sides, [2, LV]."""
+def _emit(book: Any, px: np.ndarray, sz: np.ndarray, ct: np.ndarray, row: int) -> None:
+    """The best levels of both sides into row `row` of the [2, n, LV] arrays."""
     _, price, total, count, counters, _ = book
     for side in range(2):
         n = counters[BIDS + side]
         sign = 1 - 2 * side
-        for i in range(px.shape[1]):
+        for i in range(px.shape[2]):
             j = n - 1 - i
             if j >= 0:
-                px[side, i] = sign * price[side, j]
-                sz[side, i] = min(total[side, j], _MAX_TICK)
-                ct[side, i] = count[side, j]
+                px[side, row, i] = sign * price[side, j]
+                sz[side, row, i] = min(total[side, j], _MAX_TICK)
+                ct[side, row, i] = count[side, j]
             else:
-                px[side, i], sz[side, i], ct[side, i] = UNDEF, 0, 0
+                px[side, row, i], sz[side, row, i], ct[side, row, i] = UNDEF, 0, 0
 
 
 @_jit
@@ -304,7 +304,7 @@ def _replay(columns: Any, book: Any, out: Any, unit: int) -> tuple[int, int, int
             return made, BAD_ACTION, i
         if flag & F_LAST:
             if not snapshot:
-                _emit(book, px[made], sz[made], ct[made])
+                _emit(book, px, sz, ct, made)
                 at[made], signed[made], volume[made] = i, carry[SIGNED], carry[VOLUME]
                 carry[SIGNED], carry[VOLUME] = 0, 0
                 made += 1

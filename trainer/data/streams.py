@@ -15,6 +15,7 @@ import zstandard
 from trainer.errors import DataError
 
 _BLOCK = 1 << 20  # bytes read at once
+_PACKED = 1 << 14  # packed bytes unpacked at once: market data shrink up to a hundredfold
 _PACKERS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz"}
 SUPPORTED = (
     "supported: DBN (.dbn, .dbn.zst) of schema mbo, mbp-10, mbp-1, tbbo, bbo or ohlcv; CSV (plain, gzip, xz, zstd)\n"
@@ -119,7 +120,7 @@ class _ZstdFile:
 
     def read(self, size: int) -> bytes:
         while not self.ready:
-            packed = self.rest or self.file.read(_BLOCK // 8)
+            packed = self.rest or self.file.read(_PACKED)
             if not packed:
                 if self.begun:
                     raise EOFError

@@ -52,7 +52,7 @@ class Table:
         """Words for the i-th row of a batch whose rows have these numbers."""
         return lambda i: self.where(int(row[i]))
 
-    def cells(self, frame: pl.DataFrame, meaning: str) -> pl.Series:
+    def column(self, frame: pl.DataFrame, meaning: str) -> pl.Series:
         """A column under the name that the user knows it by."""
         return frame[meaning].alias(self.columns.names[meaning])
 
@@ -172,7 +172,7 @@ class TabularFeed:
             meanings = table.columns.grid_prices()
             for frame, row in self._picked(table, meanings):
                 for meaning in meanings:
-                    guess.add(cells.floats(table.cells(frame, meaning), table.at(row)))
+                    guess.add(cells.floats(table.column(frame, meaning), table.at(row)))
         return guess
 
     def raw(self) -> Iterator[RawChunk]:
@@ -184,7 +184,7 @@ class TabularFeed:
             for frame, row in self._picked(table, [*wanted, *table.columns.prices(), *sides]):
                 seen = True
                 self.info.count("records", len(frame))
-                ts = cells.times(table.cells(frame, "time"), table.at(row))
+                ts = cells.times(table.column(frame, "time"), table.at(row))
                 if self.is_bars:
                     ts = self._bar_ends(ts)
                 yield self._events(make(frame, ts, row, table), frame)
@@ -241,7 +241,7 @@ class TabularFeed:
         frame, row = next(self._picked(table, ["time"]), (None, None))
         if frame is None or row is None:
             raise self._no_rows(table)
-        gaps = np.diff(cells.times(table.cells(frame, "time"), table.at(row)))
+        gaps = np.diff(cells.times(table.column(frame, "time"), table.at(row)))
         if not (gaps > 0).any():
             raise DataError(f"{table.path}: one bar alone doesn't tell its length\ngive more bars")
         values, counts = np.unique(gaps[gaps > 0], return_counts=True)
@@ -300,14 +300,16 @@ class TabularFeed:
         return RawChunk(out, row, table.where)
 
     def _ticks(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, table: Table) -> np.ndarray:
-        prices = np.stack([cells.floats(table.cells(frame, name), table.at(row)) for name in names], axis=1)
+        prices = np.stack([cells.floats(table.column(frame, name), table.at(row)) for name in names], axis=1)
         return to_ticks(prices, self.info.tick_size, row, table.where)
 
     def _sizes(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, table: Table) -> np.ndarray:
         """int32 [n, LV]; a column that is not there is 0, unknown."""
         none = np.zeros(len(frame), np.int32)
         at = table.at(row)
-        return np.stack([cells.sizes(table.cells(frame, n), at) if n in frame.columns else none for n in names], axis=1)
+        return np.stack(
+            [cells.sizes(table.column(frame, n), at) if n in frame.columns else none for n in names], axis=1
+        )
 
     def _volume(self, frame: pl.DataFrame, row: np.ndarray, table: Table) -> tuple[np.ndarray, Any]:
         """Signed int32 [n] and total int64 [n] (None: not known) volume of each row."""
@@ -315,14 +317,14 @@ class TabularFeed:
         signed, volume = np.zeros(len(frame), np.int64), None
         if "action" in frame.columns and {"side", "size"} <= set(frame.columns):
             trade = (frame["action"] == "T").fill_null(False).to_numpy()
-            volume = np.where(trade, cells.volumes(table.cells(frame, "size"), at), 0)
+            volume = np.where(trade, cells.volumes(table.column(frame, "size"), at), 0)
             side = frame["side"].cast(pl.String)
             signed = volume * ((side == "B").cast(pl.Int64) - (side == "A").cast(pl.Int64)).fill_null(0).to_numpy()
             self.info.count("trades", int(trade.sum()))
         elif "volume" in frame.columns:
-            volume = cells.volumes(table.cells(frame, "volume"), at)
+            volume = cells.volumes(table.column(frame, "volume"), at)
         if "signed_volume" in frame.columns:
-            signed = cells.volumes(table.cells(frame, "signed_volume"), at, signed=True)
+            signed = cells.volumes(table.column(frame, "signed_volume"), at, signed=True)
         return int32_volume(signed, table.where(int(row[-1]))), volume
 
     def _note_unlimited(self, frame: BookFrame) -> None:
