@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kernels.controllers import BAND, GAMMA, PERIOD, TABLE, bounds_of, controllers
-from kernels.isv import OUTPUTS, SIZE, SLOTS, STATE
+from kernels.isv import GROUPS, OUTPUTS, SIZE, SLOTS, STATE
 
 NAMES = [c.output for c in TABLE]
 START = {
@@ -52,6 +52,21 @@ class Bench:
                 before()
             controllers(self.isv, self.step, self.frozen, self.bounds)
             self.step += 1
+
+
+def test_the_table():
+    """What moves what, and which way: the other tests take it from the table."""
+    table = {c.output: (c.signal, c.target, c.direction) for c in TABLE}
+    assert table == {
+        "gamma": ("hold_rows", 0.0, +1),
+        "tau": ("target_distance", 0.01, +1),
+        "ppo_clip": ("approx_kl", 0.01, -1),
+        "entropy_coef": ("entropy_frac", 0.4, -1),
+        "per_alpha": ("priority_ess", 0.5, +1),
+        "reward_scale": ("target_std", 2.0, -1),
+        "rollout_len": ("rollout_kl", 0.02, -1),
+        **{f"lr_{g}": (f"update_rms_{g}", 1e-3, -1) for g in GROUPS},
+    }
 
 
 def by_name(name):
@@ -103,6 +118,13 @@ def test_a_frozen_controller_measures_and_never_moves(c):
     assert bench.outputs() == before
     want = 5.0 * (c.target or bench.own(c.output))
     assert bench[f"state_{c.output}_0"] == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("gamma", [0.91, 0.93, 0.97, 0.99, 0.9934])
+def test_standing_still_does_not_round_gamma(gamma):
+    bench = Bench(gamma=gamma)
+    bench.run(3 * PERIOD, lambda: bench.signal(by_name("gamma"), 1.0))
+    assert bench.isv[SLOTS["gamma"]] == np.float32(gamma)
 
 
 def test_outputs_change_every_hundred_steps_only():

@@ -68,6 +68,14 @@ def test_slots_without_mass_are_never_drawn(data):
     assert np.isfinite(weight).all() and weight.max() == 1 and (weight > 0).all()
 
 
+def test_a_point_on_the_edge_of_two_slots_belongs_to_the_later_one():
+    """Masses of 1 and one draw for each: every point is an edge, and empty slots lie between them."""
+    priority = np.where(np.arange(99) % 3, -1, 0).astype(np.float32)
+    mass, block = masses(priority, alpha=1.0)
+    assert mass.tolist() == [1, 0, 0] * 33
+    assert draw(mass, block, 33)[0].tolist() == list(range(0, 99, 3))
+
+
 def test_each_draw_falls_into_its_own_stratum():
     mass, block = masses(np.random.default_rng(2).exponential(size=1000).astype(np.float32))
     running = np.cumsum(mass.astype(object))
