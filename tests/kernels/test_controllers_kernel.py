@@ -120,7 +120,7 @@ def test_a_frozen_controller_measures_and_never_moves(c):
     assert bench[f"state_{c.output}_0"] == pytest.approx(want, rel=1e-4)
 
 
-@pytest.mark.parametrize("gamma", [0.91, 0.93, 0.97, 0.99, 0.9934])
+@pytest.mark.parametrize("gamma", [0.1, 0.2, 0.3, 0.95, 0.9934])
 def test_standing_still_does_not_round_gamma(gamma):
     bench = Bench(gamma=gamma)
     bench.run(3 * PERIOD, lambda: bench.signal(by_name("gamma"), 1.0))
