@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import EvalConfig, load_config
-from trainer.results.baselines import baseline_actions
 from trainer.results.eval_run import EvalRun, Fills, Lane
 from trainer.results.fold_result import (
     FoldResult,
@@ -58,21 +57,6 @@ def walk(n: int, signal: np.ndarray, rate: float, edge: float, rng: np.random.Ge
     return target, action, ordered
 
 
-def random_lane(n: int, rate: float, seed: int) -> tuple[np.ndarray, ...]:
-    target, action, ordered = (np.zeros(n, np.int64) for _ in range(3))
-    now = 0
-    after = {0: -2, 1: -1, 3: 0, 4: 0, 5: 1, 6: 2}
-    for i in range(n - 1):
-        mask = np.zeros((1, 11), np.uint8)
-        mask[0, [2, 3 if now > 0 else 4 if now < 0 else 2]] = 1
-        mask[0, [a for a, t in after.items() if a not in (3, 4) and t != now]] = 1
-        a = int(baseline_actions(["random"], mask, np.array([now]), np.zeros(1), rate, i, seed, (1, 2))[0])
-        now = after.get(a, now)
-        target[i], action[i], ordered[i] = now, a, a != 2
-    action[n - 1] = 2
-    return target, action, ordered
-
-
 def make_run(fold: int, n: int = 10_000, edge: float = 0.5, rate: float = 0.6, seed: int = 0) -> EvalRun:
     rng = np.random.default_rng([seed, fold])
     drift = np.repeat(rng.normal(0, 1.5, n // 4 + 1), 4)[:n]
@@ -84,7 +68,7 @@ def make_run(fold: int, n: int = 10_000, edge: float = 0.5, rate: float = 0.6, s
     baselines = {
         "flat": account(mid2, np.zeros(n, np.int64), *quiet),
         "buy and hold": account(mid2, held, *quiet),
-        "random": account(mid2, *random_lane(n, rate / 2, seed)),
+        "random": account(mid2, *walk(n, lead, rate, 0.0, rng)),
         "imbalance": account(mid2, *walk(n, lead, 0.3, 0.35, rng)),
     }
     policy = account(mid2, *walk(n, lead, rate, edge, rng))

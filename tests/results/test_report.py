@@ -5,10 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tests.results.study import write_study
@@ -125,19 +127,15 @@ def test_tick_labels_keep_their_digits(html):
     assert re.search(r">0\.00[1-9]", "".join(svgs(html)))
 
 
-def test_the_same_study_gives_the_same_bytes(folder, html):
-    assert render_html(load_study(folder, CONFIG, (0, 1, 2))) == html
-
-
 def test_superseded_metric_lines_are_drawn_once(folder):
     steps = [line["step"] for line in load_study(folder, CONFIG, (0,)).metrics[0]]
     assert steps == sorted(set(steps)) and steps[-1] == 1500
 
 
-def test_files_are_written_and_json_says_the_same(folder):
+def test_the_same_study_gives_the_same_bytes_and_json_says_the_same(folder, html):
     study = load_study(folder, CONFIG, (0, 1, 2))
     path = write_report(study)
-    assert path == folder / "report.html" and path.read_text() == render_html(study)
+    assert path == folder / "report.html" and path.read_text() == html
     data = json.loads((folder / "report.json").read_text())
     assert data["verdict"].startswith("FAILED: ") and data["gate"]["passed"] is False
     assert set(data["folds"]) == {"0", "1", "2"} and len(data["attempts"]) == 6
@@ -198,12 +196,36 @@ def test_text_from_outside_is_escaped(folder, tmp_path):
     assert "<script" not in html and "&lt;script&gt;" in html
 
 
+def test_many_folds_stay_readable_and_small(folder, tmp_path):
+    for fold in range(14):
+        shutil.copytree(folder / f"fold{fold % 3}", tmp_path / f"fold{fold}")
+        result = read_fold_result(tmp_path / f"fold{fold}")
+        write_fold_result(tmp_path / f"fold{fold}", result.model_copy(update={"fold": fold}))
+    study = load_study(tmp_path, CONFIG, range(14))
+    html = render_html(study)
+    page = Page(html)
+    assert len(html) < 1_500_000 and len(svgs(html)) == 1 + 14 + 2
+    assert "half flat short Q agrees" in page.words
+    assert number(100 * study.found[13].action_counts["hold"] / 3600, 1) in page.words
+
+
 def test_long_curves_keep_their_extremes_and_stay_small():
     y = np.random.default_rng(0).normal(0, 1, 200_000).cumsum()
     kept = charts.keep_extremes(y, 400)
     assert len(kept) <= 402 and kept[0] == 0 and kept[-1] == len(y) - 1 and np.all(np.diff(kept) > 0)
     assert y[kept].max() == y.max() and y[kept].min() == y.min()
     assert charts.keep_extremes(y[:50], 400).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 45, 200, 1000, 7000, 2e5, 2e6, 1e8])
+def test_windows_of_any_length_get_a_time_axis(seconds):
+    n = 40
+    ts = (1_703_545_200_000_000_000 + np.linspace(0, seconds, n) * 1e9).astype(np.int64)
+    curve = pl.DataFrame({"ts": ts, "equity": np.arange(n) * 1000, "gross": np.arange(n) * 1000})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        labels = re.findall(r">([^<>\n]+)</text>", charts.equity_chart(curve, 0))
+    assert 2 <= len(labels[labels.index("policy before costs") + 1 : labels.index("UTC")]) <= 14
 
 
 def test_formats():

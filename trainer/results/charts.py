@@ -63,8 +63,8 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
+    "xtick.bottom": False,
+    "ytick.left": False,
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
     "text.color": INK,
@@ -182,7 +182,7 @@ def _drawdown(axis: Axes, time: np.ndarray, equity: np.ndarray, points: int) -> 
 def _utc_axis(axis: Axes) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-    locator = AutoDateLocator(maxticks=8)
+    locator = AutoDateLocator()
     axis.xaxis.set_major_locator(locator)
     axis.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axis.set_xlabel("UTC")
@@ -248,6 +248,7 @@ def metrics_chart(lines: Mapping[int, Sequence[dict[str, Any]]], names: Sequence
         return ""
     columns = 4
     rows = -(-len(names) // columns)
+    points = max(20, min(160, 12 * 160 // len(lines)))
     grid = {"nrows": rows, "ncols": columns, "sharex": True, "gridspec_kw": {"wspace": 0.33, "hspace": 0.32}}
     with _figure(WIDTH, 1.0 + 1.65 * rows, (0.6, 0.1, 0.55, 0.45), **grid) as (figure, axes):
         flat = axes.ravel()
@@ -257,7 +258,7 @@ def metrics_chart(lines: Mapping[int, Sequence[dict[str, Any]]], names: Sequence
                 xy = [(line["step"], line[key]) for line in series if line.get(key) is not None]
                 if xy:
                     x, y = (np.array(c, np.float64) for c in zip(*xy))
-                    kept = keep_extremes(y, 160)
+                    kept = keep_extremes(y, points)
                     colour = fold_colour(i, len(lines))
                     axis.plot(x[kept], y[kept], color=colour, linewidth=1.1, label=f"fold {fold}")
         for axis in flat[len(names) :]:

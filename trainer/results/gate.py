@@ -254,6 +254,5 @@ def write_gate(path: Path, verdict: Verdict) -> None:
 def require_pass(verdict: Verdict) -> None:
     """Raises GateFailed (exit 3) unless the verdict is a pass."""
     if not verdict.passed:
-        raise GateFailed(
-            f"gate failed: {verdict_reason(verdict)}\nthe study ran to its end; report.html shows where it fell short"
-        )
+        count = verdict_reason(verdict).partition(":")[0]
+        raise GateFailed(f"gate failed: {count}\nthe study ran to its end; report.html shows where it fell short")

@@ -21,10 +21,12 @@ from trainer.learn.metrics import read_metrics
 from trainer.paths import fold_folder
 from trainer.results import charts
 from trainer.results.baselines import BASELINES
+from trainer.results.eval_run import ACTION_NAMES
 from trainer.results.fold_result import CURVE, FoldResult, LaneResult, read_fold_result, read_frame
 from trainer.results.gate import Verdict, imbalance_line, judge, verdict_line, verdict_reason
 
 REPORT_HTML, REPORT_JSON = "report.html", "report.json"
+ACTION_PANELS = 12  # more folds than this: a table
 CURVE_POINTS = 400  # a curve, 12 folds or fewer; more folds share what that makes
 
 
@@ -98,6 +100,7 @@ def render_html(study: Study) -> str:
         verdict=study.verdict,
         verdict_reason=_sentence(verdict_reason(study.verdict)),
         lanes=lanes,
+        action_names=ACTION_NAMES,
         imbalance_line=imbalance_line(study.verdict),
         first=first,
         pictures=pictures(study),
@@ -111,7 +114,7 @@ def pictures(study: Study) -> dict[str, Any]:
     from markupsafe import Markup
 
     found = study.found
-    points = min(CURVE_POINTS, max(60, 12 * CURVE_POINTS // max(len(found), 1)))
+    points = min(CURVE_POINTS, max(40, 12 * CURVE_POINTS // max(len(found), 1)))
     equity = {}
     for fold in found:
         curve = read_frame(fold_folder(study.folder, fold) / CURVE)
@@ -123,7 +126,7 @@ def pictures(study: Study) -> dict[str, Any]:
         "equity": equity,
         "training": Markup(charts.metrics_chart(study.metrics, charts.TRAINING, "Training curves of each fold")),
         "controllers": Markup(charts.metrics_chart(study.metrics, controllers, "Controller outputs of each fold")),
-        "actions": Markup(charts.action_chart(found)) if found else "",
+        "actions": Markup(charts.action_chart(found)) if 0 < len(found) <= ACTION_PANELS else "",
     }
 
 

@@ -185,11 +185,8 @@ def pooled_interval(blocks: np.ndarray, samples: int, confidence: float, rng: np
     """
     k = len(blocks)
     if k < MIN_BLOCKS:
-        return Interval(
-            None,
-            None,
-            f"{k} blocks of PnL in all folds, {MIN_BLOCKS} needed: more rows, or lower eval.bootstrap_block_min",
-        )
+        said = f"{k} block{'' if k == 1 else 's'} of PnL in all folds, {MIN_BLOCKS} needed"
+        return Interval(None, None, f"{said}: give more rows, or lower eval.bootstrap_block_min")
     total, _ = resampled_moments(blocks, 1, samples, rng)
     return percentile_interval(total, confidence, k)
 
