@@ -328,6 +328,7 @@ def test_repaired_orders_are_counted(tmp_path):
         ([R, {**BID, "size": 2**31}], "record 2: an order of more than 2\\*\\*30 lots"),
         ([R, {**BID, "flags": 64}], "record 2: a by-price record"),
         ([R, {**BID, "action": "X"}], "record 2: an unknown action"),
+        ([R, {**BID, "order_id": 2**64 - 1}], "record 2: an order record has no order id"),
         (
             [R, BID, {**ASK, "price": QUARTER * 101 + 1}],
             r"record 3: price 25.250000001 is not on the tick grid of 0.25",

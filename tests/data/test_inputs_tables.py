@@ -232,7 +232,9 @@ def test_times(text, utc):
     assert cells.times(pl.Series("t", [text]), str).tolist() == ns(utc)
 
 
-@pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "2024-02-30", "2024-01-01 25:00", "31/01/2024"])
+@pytest.mark.parametrize(
+    "bad", ["", "yesterday", "2024-13-01", "2024-02-30", "2024-01-01 25:00", "31/01/2024", "2813-01-01"]
+)
 def test_bad_times(bad):
     with pytest.raises(DataError, match=r"row 1: 't' is .*, not a time\nwrite times like"):
         cells.times(pl.Series("t", ["2024-01-01", bad]), lambda i: f"row {i}")
@@ -278,7 +280,7 @@ def test_prices_are_exact_ticks_and_the_tick_is_their_divisor(tick, ticks):
         (bars(c2_0="2024-01-02 10:01:00"), r"line 4: a second, different bar at 2024-01-02T10:02:00"),
         (bars(c2_5="-3"), r"line 4: 'volume' is -3, negative"),
         (bars(c2_4="1.3"), r"line 4: price 1.3 is not on the tick grid of 0.25\nset data.tick_size"),
-        (bars().replace(",2\n", "\n"), r"line 4: 5 cells, expected 6: 2024-01-02 10:02:00,"),
+        (bars().replace(",2\n", "\n"), r"line 4: not readable as CSV: Expected 6 columns, got 5: 2024-01-02 10:02:00,"),
         (bars(0), "no rows under the header"),
         (bars(1), "one bar alone doesn't tell its length"),
         ("time,bid,ask,bid_size\n2024-01-02,1,2,-4\n", r"line 2: 'bid_size' is -4, negative\ngive sizes in whole lots"),
@@ -316,6 +318,8 @@ def test_row_numbers_count_through_batches(tmp_path, monkeypatch):
     text = QUOTES + "".join(f"2024-01-02 10:00:{i:02d},1,2\n" for i in range(40)) + "2024-01-02 10:01:00,x,2\n"
     with pytest.raises(DataError, match="line 42: 'bid' is 'x'"):
         read(write(tmp_path / "q.csv", text))
+    with pytest.raises(DataError, match="line 43: not readable as CSV: Expected 3 columns, got 1: what"):
+        read(write(tmp_path / "q.csv", text.replace(",x,", ",1,") + "what\n"))
     table = pl.DataFrame({"timestamp": [3, 1], "bid": [1.0, 1.0], "ask": [2.0, 2.0]})
     table.write_parquet(tmp_path / "q.parquet")
     with pytest.raises(DataError, match=r"q.parquet: row 2: out of order"):

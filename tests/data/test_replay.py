@@ -149,6 +149,7 @@ ADD = {"action": "A", "side": "B", "order_id": 1, "price": QUARTER, "size": 1, "
         ({"flags": 128 | 64}, replay.NOT_ORDERS),
         ({"flags": 128 | 16}, replay.NOT_ORDERS),
         ({"action": "X"}, replay.BAD_ACTION),
+        ({"order_id": 2**64 - 1}, replay.NO_ID),
         ({"action": "C"}, replay.NO_START),
         ({"action": "M"}, replay.NO_START),
     ],

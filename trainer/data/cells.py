@@ -23,7 +23,11 @@ def times(column: pl.Series, where: Where) -> np.ndarray:
         digits = column.str.strip_chars().str.contains(r"^\d{9,19}$").fill_null(False)
         parsed = _epoch(column.str.strip_chars().cast(pl.Int64, strict=False)) if digits.all() else _text(column)
     elif column.dtype == pl.Date or column.dtype.base_type() == pl.Datetime:
-        parsed = column.cast(pl.Datetime("ns")).cast(pl.Int64) if column.dtype == pl.Date else _physical(column)
+        parsed = (
+            column.cast(pl.Datetime("ns"), strict=False).cast(pl.Int64)
+            if column.dtype == pl.Date
+            else _physical(column)
+        )
     elif column.dtype.is_integer():
         parsed = _epoch(column.cast(pl.Int64))
     else:
@@ -61,7 +65,7 @@ def _text(column: pl.Series) -> pl.Series:
     )
     valid = (pl.col("h") < 24) & (pl.col("m") < 60) & (pl.col("s") < 60)
     seconds = pl.col("h") * 3600 + (pl.col("m") - pl.col("offset")) * 60 + pl.col("s")
-    day = pl.col("day").cast(pl.Datetime("ns")).cast(pl.Int64)
+    day = pl.col("day").cast(pl.Datetime("ns"), strict=False).cast(pl.Int64)  # null beyond 1677 to 2262
     return number.select(pl.when(valid).then(day + seconds * 1_000_000_000 + pl.col("ns")).alias("t"))["t"]
 
 

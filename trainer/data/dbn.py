@@ -36,6 +36,7 @@ _STOPS = {
         "changes an order that was never added, and the file begins without a snapshot or clear record, so its book "
         "would be incomplete\nbegin with the file in which the trading day starts"
     ),
+    replay.NO_ID: "an order record has no order id\nthe file is damaged: fetch it again",
     replay.BAD_ACTION: "an unknown action (known: A C M R T F N)\nthe file is damaged: fetch it again",
 }
 

@@ -73,6 +73,7 @@ def open_dbn_file(path: Path) -> DbnFile:
         raise DataError(f"{path}: the DBN header is truncated\nfetch or copy the file again")
     try:
         metadata = databento_dbn.Metadata.decode(head + body)
+        contracts = _contracts(metadata.mappings)
     except (databento_dbn.DBNError, ValueError) as error:
         raise DataError(f"{path}: the DBN header can't be read: {error}\nfetch or copy the file again") from None
     schema = "mixed" if metadata.schema is None else str(metadata.schema)
@@ -85,7 +86,7 @@ def open_dbn_file(path: Path) -> DbnFile:
     fields = list(getattr(version, STRUCTS[schema])._dtypes)
     if metadata.ts_out:
         fields.append(("ts_out", "u8"))
-    return DbnFile(path, schema, np.dtype(fields), 8 + size, _contracts(metadata.mappings))
+    return DbnFile(path, schema, np.dtype(fields), 8 + size, contracts)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _A, _B, _C, _M, _N, _R, _T, _F = (ord(c) for c in "ABCMNRTF")
 RECORDS, STATES, TRADES, SNAPSHOT, UNKNOWN, TWICE, OVER, ORDERS, BIDS, ASKS = range(10)
 COUNTERS = 10
 # What stopped a replay, with the record it happened at.
-OK, OFF_GRID, NO_SIDE, BAD_SIZE, NOT_ORDERS, NO_START, BAD_ACTION = range(7)
+OK, OFF_GRID, NO_SIDE, BAD_SIZE, NOT_ORDERS, NO_START, BAD_ACTION, NO_ID = range(8)
 # The carry from chunk to chunk: signed and total volume since the last state, started (0: no snapshot or clear yet),
 # whether the record before was part of a snapshot.
 SIGNED, VOLUME, STARTED, IN_SNAPSHOT = range(4)
@@ -286,6 +286,8 @@ def _replay(columns: Any, book: Any, out: Any, unit: int) -> tuple[int, int, int
                 return made, OFF_GRID, i
             if size[i] > _MAX_SIZE:
                 return made, BAD_SIZE, i
+            if order_id[i] == -1:  # all bits set; its key would be the mark of a free slot
+                return made, NO_ID, i
             unknown = counters[UNKNOWN]
             _change_order(book, act, order_id[i] + 1, tick, np.int64(size[i]), np.int64(side[i] == _A))
             if carry[STARTED] == 0 and counters[UNKNOWN] > unknown:

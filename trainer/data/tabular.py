@@ -10,6 +10,7 @@ leaves them: the CME minute bars that run from 23:01 to 22:00 UTC in a session o
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,18 +84,12 @@ class Table:
 
     def _csv(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         header = self._header()
-        short: list[Any] = []
-
-        def refuse(row: Any) -> str:
-            short.append(row)
-            return "error"
-
         with open_bytes(self.path) as stream:
             try:
                 yield from pyarrow.csv.open_csv(
                     stream,
                     pyarrow.csv.ReadOptions(block_size=BLOCK, column_names=header, skip_rows=1, use_threads=False),
-                    pyarrow.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=refuse),
+                    pyarrow.csv.ParseOptions(delimiter=self.delimiter),
                     pyarrow.csv.ConvertOptions(
                         include_columns=names,
                         column_types=dict.fromkeys(header, pa.string()),
@@ -103,15 +98,14 @@ class Table:
                     ),
                 )
             except pa.ArrowInvalid as error:
-                if short:
-                    place = f"line {short[0].number}: " if short[0].number else ""
-                    raise DataError(
-                        f"{self.path}: {place}{short[0].actual_columns} cells, expected {short[0].expected_columns}: "
-                        f"{short[0].text[:80]}\ncorrect or drop that line"
-                    ) from None
-                if "Empty CSV" in str(error):
+                if "Empty CSV" in str(error):  # a header alone
                     return
-                raise DataError(f"{self.path}: not readable as CSV: {error}\ncorrect the file") from None
+                place, what = "", str(error).splitlines()[0]
+                if found := re.search(r"Row #(\d+): (.*)", what):  # counted from 1, with the header: an editor's line
+                    place, what = f"line {found[1]}: ", found[2]
+                raise DataError(
+                    f"{self.path}: {place}not readable as CSV: {what[:160]}\ncorrect or drop that line"
+                ) from None
 
     def _parquet(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         try:
