@@ -20,3 +20,9 @@ def gpus() -> list[str]:
     if visible is not None:
         return [name for name in visible.split(",") if name.strip()]
     return sorted(p.name.removeprefix("nvidia") for p in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def hardware() -> str:
+    """In a few words."""
+    found = len(gpus())
+    return f"{cores()} cores" + (f", {found} GPU{'s' if found > 1 else ''}" if found else "")

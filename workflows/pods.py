@@ -180,6 +180,8 @@ class Pods:
                 pass_fds=self.keep_open,
             )
         self.running[name] = process
+        if self.stopping.is_set():  # the signal came while the process was being started
+            _signal_group(process.pid, signal.SIGTERM)
         try:
             return await process.wait()
         finally:

@@ -45,6 +45,17 @@ def run_study(workflow: dict[str, Any], parameters: dict[str, str], recipe: str,
     return outcome.exit_code
 
 
+def backoff_scale() -> float:
+    """FOXHUNT_LOCAL_BACKOFF: waits before a retry, as a share of the template's (0: none)."""
+    text = os.environ.get("FOXHUNT_LOCAL_BACKOFF", str(LOCAL_BACKOFF))
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"FOXHUNT_LOCAL_BACKOFF={text}: not a number\nunset it, or say 0.1 for waits of 1 s, 2 s ..."
+        ) from None
+
+
 def earlier_folds(folder: Path) -> list[Node]:
     """Folds of the submission before this one, which runs only some of them."""
     try:
@@ -64,13 +75,12 @@ def _run(workflow: dict[str, Any], submission: Submission, folder: Path, lock: i
                 view.say(f"warning: {folder}: {error.strerror}")
             view.show(node)
 
-        scale = float(os.environ.get("FOXHUNT_LOCAL_BACKOFF", LOCAL_BACKOFF))
         runner = LocalRunner(
             workflow,
             submission.parameters,
             folder / "logs",
             jobs=submission.jobs,
-            backoff_scale=scale,
+            backoff_scale=backoff_scale(),
             changed=changed,
             keep_open=(lock,),
             gpus=gpus(),

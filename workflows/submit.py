@@ -18,7 +18,7 @@ import typer
 from workflows import identity
 from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Runs, run_command
 from workflows.errors import UsageError, nearest
-from workflows.hardware import cores, gpus
+from workflows.hardware import cores, gpus, hardware
 
 RECIPES = ["alpha-rl"]
 DEFAULT_DATA = "synthetic:signal=0.75"
@@ -91,7 +91,8 @@ def main(
     print(f"data     {parameters['data']}" + ("" if data else " (the synthetic market; --data FILE for your own)"))
     print(f"config   {profile} ({profile_why})")
     print(f"run-id   {parameters['run-id']} ({run_why})")
-    print(f"jobs     {jobs}: {min(jobs, folds)} of {folds} folds side by side ({cores()} cores)", flush=True)
+    side_by_side = min(jobs, folds, len(gpus()) or folds)
+    print(f"jobs     {jobs}: {side_by_side} of {folds} folds side by side ({hardware()})", flush=True)
     return start(parameters, recipe, jobs, dry_run)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,19 @@ def plan(**acts: list[Any]) -> str:
 def start(*args: str, cwd: Path, **env: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "workflows.submit", *args]
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(argv, cwd=cwd, env={**os.environ, **env}, **out)  # type: ignore[call-overload,no-any-return]
+    process = subprocess.Popen(argv, cwd=cwd, env={**os.environ, **env}, **out)  # type: ignore[call-overload]
+    STARTED.append(process)
+    return process
+
+
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    yield
+    while STARTED:
+        STARTED.pop().kill()
 
 
 def until(what: Any, seconds: float = 30.0) -> None:

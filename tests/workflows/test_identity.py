@@ -130,3 +130,25 @@ def test_plain_screen_says_changes_only(capsys: pytest.CaptureFixture[str]) -> N
     node.phase = SUCCEEDED
     view.show(node)
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["running", "succeeded"]
+
+
+def test_gpus_are_those_that_cuda_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workflows import hardware
+
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-ab")
+    assert hardware.gpus() == ["2", "GPU-ab"]
+    assert hardware.hardware().endswith(", 2 GPUs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert hardware.gpus() == [] and "GPU" not in hardware.hardware()
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert hardware.gpus() == [], "without cupy the trainer can't use it"
+
+
+def test_a_backoff_that_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workflows.study import backoff_scale
+
+    monkeypatch.setenv("FOXHUNT_LOCAL_BACKOFF", "soon")
+    with pytest.raises(UsageError, match="FOXHUNT_LOCAL_BACKOFF=soon: not a number"):
+        backoff_scale()

@@ -388,3 +388,25 @@ def test_stopped_between_two_tasks_is_interrupted(tmp_path: Path) -> None:
 
     outcome = asyncio.run(run())
     assert outcome.interrupted and outcome.exit_code == 75 and phases(outcome) == {"a": nodes.SUCCEEDED}
+
+
+def test_a_signal_while_a_process_starts_reaches_it(tmp_path: Path) -> None:
+    """The stop comes after the attempt was decided on and before its process is known to the runner."""
+    body = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(30)"
+    runner: Any = None
+
+    async def run() -> Any:
+        nonlocal runner
+        runner = LocalRunner(
+            workflow([template("p", body)], [{"name": "a", "template": "p"}]), {}, tmp_path, changed=changed
+        )
+        return await runner.run()
+
+    def changed(node: Any) -> None:
+        if node.phase == nodes.RUNNING:
+            runner._stop()
+
+    start = time.monotonic()
+    outcome = asyncio.run(run())
+    assert outcome.interrupted and time.monotonic() - start < 15
+    assert outcome.nodes[0].exit_code in (75, 143)
