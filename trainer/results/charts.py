@@ -214,17 +214,19 @@ def net_chart(results: Mapping[int, FoldResult]) -> str:
                 if name in r.baselines:
                     colour, label = BASELINE_STYLE[name.replace(" ", "_")]
                     x = r.baselines[name].net_ticks * scale
-                    axis.plot([x], [y], mark, color=colour, markersize=5, label=label if y == 0 else "_")
+                    axis.plot([x], [y], mark, color=colour, markersize=5, label=label)
             if r.net_ticks.low is not None and r.net_ticks.high is not None:
                 axis.plot([r.net_ticks.low * scale, r.net_ticks.high * scale], [y, y], color=POLICY, linewidth=2.4)
             x = r.policy.net_ticks * scale
-            axis.plot([x], [y], "o", color=POLICY, markersize=8, label="policy, with interval" if y == 0 else "_")
+            axis.plot([x], [y], "o", color=POLICY, markersize=8, label="policy, with interval")
         axis.set_yticks(range(len(results)), [f"fold {f}" for f in results])
         axis.set_ylim(len(results) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         axis.set_xlabel("net ticks per 10,000 decisions")
         axis.xaxis.set_major_formatter(FuncFormatter(_tick))
-        figure.legend(loc="upper left", ncols=4, fontsize=8)
+        handles, labels = axis.get_legend_handles_labels()
+        once = dict(zip(labels, handles))  # every fold draws the same labels
+        figure.legend(once.values(), once.keys(), loc="upper left", ncols=4, fontsize=8)
         return _svg(figure, "Net PnL of each fold with its interval, against the baselines")
 
 
