@@ -314,9 +314,10 @@ def test_repaired_orders_are_counted(tmp_path):
         {"action": "M", "order_id": 78, "price": QUARTER * 99},
         {"action": "A", "order_id": 1, "size": 4},
         {"action": "C", "order_id": 78, "size": 9},
+        {"action": "A", "order_id": 80, "size": 0},
     )
     rows, info = read(write_dbn(tmp_path / "f", "mbo", data), sample="event")
-    assert info.cleaning == {"unknown-order": 2, "duplicate-order": 1, "over-cancel": 1}
+    assert info.cleaning == {"unknown-order": 2, "duplicate-order": 1, "over-cancel": 1, "empty-order": 1}
     assert rows.bid_px[-1, :2].tolist() == [100, UNDEF] and rows.bid_sz[-1, 0] == 4
 
 
@@ -363,6 +364,15 @@ def test_all_levels_undefined(tmp_path):
         read(path, tick_size=0.25)
     with pytest.raises(DataError, match="tick size: no price in the input"):
         read(path)
+
+
+def test_a_price_without_a_size_is_said(tmp_path):
+    rows, info = read(write_dbn(tmp_path / "f", "mbp-1", quotes(bid_sz_00=0)), sample="event")
+    assert (
+        rows.bid_sz[:, 0].tolist() == [5, 5, 0, 5] and "sizes of zero or unknown are taken as unlimited" in info.notes
+    )
+    _, info = read(write_dbn(tmp_path / "f", "mbp-1", quotes()), sample="event")
+    assert not any("unlimited" in note for note in info.notes)
 
 
 def test_bad_headers_and_symbols(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import tracemalloc
 from decimal import Decimal
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_quote_ticks_with_and_without_a_fraction():
     assert len(rows) == 1000 and info.tick_size == "0.001" and info.levels == 1
     assert rows.ts[:2].tolist() == ns("2013-01-01T22:00:00.295", "2013-01-01T22:02:35.907")
     assert (rows.bid_px[:, 0] / 1000).tolist() == table["bid"].to_list()
-    assert "sizes of zero or unknown: taken as unlimited" in info.notes and not rows.bid_sz.any()
+    assert "sizes of zero or unknown are taken as unlimited" in info.notes and not rows.bid_sz.any()
 
 
 @pytest.mark.parametrize(
@@ -390,3 +391,24 @@ def test_what_does_not_go_together(tmp_path):
 def test_the_synthetic_market_is_a_series_too():
     rows, info = read("synthetic:rows=50,signal=0", levels=3)
     assert len(rows) == 50 and rows.bid_px.shape == (50, 3) and info.symbol == "SYNTHETIC"
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(tabular, "BLOCK", 1 << 16)
+    monkeypatch.setattr(tabular, "BATCH", 1 << 11)
+
+    def peak(n: int, name: str) -> int:
+        table = pl.DataFrame({"timestamp": np.arange(n) * SECOND + ns("2024-01-02")[0], "bid": 1.0, "ask": 1.5})
+        if name == "q.csv":
+            table.write_csv(tmp_path / name)
+        else:
+            table.write_parquet(tmp_path / name, row_group_size=1 << 12)
+        series = open_series([tmp_path / name], DataConfig(tick_size=0.5))
+        tracemalloc.start()
+        assert sum(len(chunk) for chunk in series.chunks()) == n
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    for name in ("q.csv", "q.parquet"):
+        assert peak(240_000, name) < 1.2 * peak(100_000, name)

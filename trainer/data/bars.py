@@ -7,7 +7,7 @@ import numpy as np
 from trainer.data.frame import UNDEF, BookFrame
 
 BAR_NOTE = (
-    "bars have no quotes: a spread of {spread} tick(s) is assumed around the close, with unlimited size; "
+    "bars have no quotes: a spread of {spread} tick(s) is assumed around the close; "
     "rows are stamped at the bar's end, when it is known"
 )
 

@@ -189,6 +189,9 @@ class _Cleaner:
         """Session numbers; dropped rows may have left a silence long enough to part two sessions."""
         if not len(frame):
             return frame
+        unlimited = (frame.bid_sz == 0) & (frame.bid_px != UNDEF) | (frame.ask_sz == 0) & (frame.ask_px != UNDEF)
+        if unlimited.any():
+            self.info.note("sizes of zero or unknown are taken as unlimited")
         last = self.last_kept
         jumps = np.diff(frame.ts, prepend=frame.ts[0] if last is None else last) > self.gap_ns
         jumps[0] |= last is None

@@ -223,6 +223,7 @@ class _Replay:
         self.info.add("unknown-order", new[replay.UNKNOWN])
         self.info.add("duplicate-order", new[replay.TWICE])
         self.info.add("over-cancel", new[replay.OVER])
+        self.info.add("empty-order", new[replay.EMPTY])
 
 
 class _Quotes:

@@ -22,9 +22,9 @@ F_LAST, F_TOB, F_SNAPSHOT, F_MBP = 128, 64, 32, 16
 _A, _B, _C, _M, _N, _R, _T, _F = (ord(c) for c in "ABCMNRTF")
 
 # Counters of a replay. UNKNOWN: C or M of an order that was never added; TWICE: A of an id that rests already;
-# OVER: C of more than the order holds.
-RECORDS, STATES, TRADES, SNAPSHOT, UNKNOWN, TWICE, OVER, ORDERS, BIDS, ASKS = range(10)
-COUNTERS = 10
+# OVER: C of more than the order holds; EMPTY: A or M without a size, which rests nowhere.
+RECORDS, STATES, TRADES, SNAPSHOT, UNKNOWN, TWICE, OVER, EMPTY, ORDERS, BIDS, ASKS = range(11)
+COUNTERS = 11
 # What stopped a replay, with the record it happened at.
 OK, OFF_GRID, NO_SIDE, BAD_SIZE, NOT_ORDERS, NO_START, BAD_ACTION, NO_ID = range(8)
 # The carry from chunk to chunk: signed and total volume since the last state, started (0: no snapshot or clear yet),
@@ -61,19 +61,16 @@ class Book:
         States: `at` int64 [s] (record index), `bid_px`.. int32 [s, LV], `signed`, `volume` int64 [s].
         """
         self._reserve(len(records))
-        flags = np.ascontiguousarray(records["flags"])
+        flags = np.array(records["flags"])
         n = int(((flags & F_LAST) != 0).sum())
         shape = (2, n, self.levels)
         px, sz, ct = np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.int32)
         at, signed, volume = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        columns = (
-            records["order_id"].view(np.int64),
-            records["price"],
-            records["size"],
-            flags,
-            _code(records["action"]),
-            _code(records["side"]),
+        # copies, so that one compiled version serves records of any memory layout, read-only ones too
+        order_id, price, size, action, sides = (
+            np.array(records[name]) for name in ("order_id", "price", "size", "action", "side")
         )
+        columns = order_id.view(np.int64), price, size, flags, action.view(np.uint8), sides.view(np.uint8)
         book = (self.table, self.price, self.size, self.orders, self.counters, self.carry)
         made, code, stopped = _replay(columns, book, (px, sz, ct, at, signed, volume), self.unit)
         states: dict[str, np.ndarray] = {"at": at[:made], "signed": signed[:made], "volume": volume[:made]}
@@ -93,11 +90,6 @@ class Book:
         if need > self.price.shape[1]:
             extra = ((0, 0), (0, max(need, 2 * self.price.shape[1]) - self.price.shape[1]))
             self.price, self.size, self.orders = (np.pad(a, extra) for a in (self.price, self.size, self.orders))
-
-
-def _code(letters: np.ndarray) -> np.ndarray:
-    """One-byte strings as uint8 codes, without a copy."""
-    return letters.view(np.uint8) if letters.dtype != np.uint8 else letters
 
 
 def _jit(function: Any) -> Any:
@@ -227,6 +219,7 @@ def _change_order(book: Any, action: int, key: int, tick: int, size: int, side: 
         counters[TWICE] += known
     else:
         counters[UNKNOWN] += not known
+    counters[EMPTY] += size == 0
     if not known:
         if size > 0:
             _put(book, at, key, tick, size, side)

@@ -33,7 +33,7 @@ from trainer.data.volume import int32_volume, regroup
 from trainer.errors import DataError, nearest
 
 BATCH = 1 << 16  # rows of Parquet at once
-BLOCK = 1 << 22  # bytes of CSV text at once
+BLOCK = 1 << 20  # bytes of CSV text at once; the reader keeps some forty blocks in flight
 _INTERVALS = {1: "1s", 60: "1m", 300: "5m", 900: "15m", 1800: "30m", 3600: "1h", 14400: "4h", 86400: "1d"}
 
 
@@ -269,7 +269,6 @@ class TabularFeed:
             session=np.zeros(len(ts), np.int32),
             volume=volume,
         )
-        self._note_unlimited(out)
         return RawChunk(out, row, table.where)
 
     def _book(self, frame: pl.DataFrame, ts: np.ndarray, row: np.ndarray, table: Table) -> RawChunk:
@@ -290,7 +289,6 @@ class TabularFeed:
             bid_ct=self._sizes(frame, names("bid_ct"), row, table) if counted else None,
             ask_ct=self._sizes(frame, names("ask_ct"), row, table) if counted else None,
         )
-        self._note_unlimited(out)
         return RawChunk(out, row, table.where)
 
     def _ticks(self, frame: pl.DataFrame, names: list[str], row: np.ndarray, table: Table) -> np.ndarray:
@@ -320,7 +318,3 @@ class TabularFeed:
         if "signed_volume" in frame.columns:
             signed = cells.volumes(table.column(frame, "signed_volume"), at, signed=True)
         return int32_volume(signed, table.where(int(row[-1]))), volume
-
-    def _note_unlimited(self, frame: BookFrame) -> None:
-        if not (frame.bid_sz[:, 0].all() and frame.ask_sz[:, 0].all()):
-            self.info.note("sizes of zero or unknown: taken as unlimited")
