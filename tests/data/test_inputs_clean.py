@@ -57,7 +57,7 @@ def test_a_quiet_session_is_not_held_back_for_ever(monkeypatch):
     feed = FakeFeed([frame(range(i, i + 4), volume=np.zeros(4)) for i in range(0, 40, 4)])
     rows = clean(feed, GAP)
     next(rows)
-    assert feed.info.cleaning == {} and sum(map(len, rows)) == 36
+    assert sum(map(len, rows)) == 36 and feed.info.cleaning == {}
 
 
 def test_undefined_tops_are_dropped_and_their_volume_is_not_lost():
@@ -123,14 +123,16 @@ def dirty(draw):
 
 
 @settings(deadline=None, max_examples=100)
-@given(dirty(), CUTS, st.booleans(), st.booleans())
-def test_chunks_make_no_difference_and_every_row_is_accounted_for(whole, cuts, trades, duplicates):
+@given(dirty(), CUTS, st.booleans(), st.booleans(), st.sampled_from([3, 1000]))
+def test_chunks_make_no_difference_and_every_row_is_accounted_for(whole, cuts, trades, duplicates, held):
     results = []
-    for frames in ([whole], split(whole, cuts)):
-        try:
-            results.append(cleaned(*frames, has_trades=trades, drop_duplicates=duplicates))
-        except DataError as error:
-            results.append((None, str(error)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "HELD_ROWS", held)
+        for frames in ([whole], split(whole, cuts)):
+            try:
+                results.append(cleaned(*frames, has_trades=trades, drop_duplicates=duplicates))
+            except DataError as error:
+                results.append((None, str(error)))
     (one, one_counts), (other, other_counts) = results
     assert same(one, other) and one_counts == other_counts
     if one is not None:

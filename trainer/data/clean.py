@@ -144,34 +144,39 @@ class _Cleaner:
         crossed = frame.bid_px[:, 0] > frame.ask_px[:, 0]
         if self.phase != OPEN and (not self.feed.has_trades or frame.volume is None):
             self.phase = OPEN
-        start = 0
         if self.phase == UNDECIDED:
-            assert frame.volume is not None
-            telling = crossed | (frame.volume > 0)
-            if not telling.any():
-                self.held.append(frame)
-                if sum(map(len, self.held)) > HELD_ROWS:
-                    self.phase = OPEN
-                    yield from self._release()
+            if not self._decide(frame, crossed):
                 return
-            first = int(np.argmax(telling))
-            self.phase = PRE_OPEN if crossed[first] else OPEN
-            if self.phase == OPEN:
-                yield from self._release()
-            else:
-                self.info.add("pre-open", sum(map(len, self.held)))
-                self.held.clear()
-        if self.phase == PRE_OPEN:
-            assert frame.volume is not None
-            matched = np.logical_or.accumulate(frame.volume > 0) | self.traded
-            opened = matched & ~crossed
-            start = int(np.argmax(opened)) if opened.any() else len(frame)
-            self.traded |= bool(len(frame) and matched[-1])
-            self.info.add("pre-open", start)
-            if opened.any():
-                self.phase = OPEN
+            yield from self._release()
+        start = self._pre_open(frame, crossed) if self.phase == PRE_OPEN else 0
         if start < len(frame):
             yield self._number(self._drop(frame.take(slice(start, None)), ~crossed[start:], "crossed"))
+
+    def _decide(self, frame: BookFrame, crossed: np.ndarray) -> bool:
+        """Whether it is known now if the session begins with a pre-open; rows wait until it is, HELD_ROWS at most."""
+        assert frame.volume is not None
+        room = HELD_ROWS - sum(map(len, self.held))
+        telling = (crossed | (frame.volume > 0))[:room]
+        if not telling.any() and len(frame) < room:
+            self.held.append(frame)
+            return False
+        self.phase = PRE_OPEN if telling.any() and crossed[np.argmax(telling)] else OPEN
+        if self.phase == PRE_OPEN:
+            self.info.add("pre-open", sum(map(len, self.held)))
+            self.held.clear()
+        return True
+
+    def _pre_open(self, frame: BookFrame, crossed: np.ndarray) -> int:
+        """The first row after the opening uncross; those before it are dropped."""
+        assert frame.volume is not None
+        matched = np.logical_or.accumulate(frame.volume > 0) | self.traded
+        opened = matched & ~crossed
+        start = int(np.argmax(opened)) if opened.any() else len(frame)
+        self.traded |= bool(len(frame) and matched[-1])
+        self.info.add("pre-open", start)
+        if opened.any():
+            self.phase = OPEN
+        return start
 
     def _release(self) -> Iterator[BookFrame]:
         for frame in self.held:
