@@ -119,7 +119,7 @@ def test_one_series_a_seed_and_the_same_on_every_machine():
     first = frame(rows=4, seed=0)
     assert first.bid_px[:, 0].tolist() == GOLDEN["bid"] and first.bid_sz[:, 0].tolist() == GOLDEN["size"]
     assert first.signed_volume.tolist() == GOLDEN["volume"]
-    assert np.diff(first.ts).tolist() == [100_000_000] * 3
+    assert np.diff(first.ts).tolist() == [1_000_000_000] * 3
 
 
 GOLDEN: dict[str, list[int]] = {

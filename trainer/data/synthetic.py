@@ -1,6 +1,6 @@
 """The synthetic market: a ten-level book whose imbalance predicts the move after next with a set strength.
 
-`synthetic[:signal=0.75,rows=40000,seed=0]`. A row is one decision, 100 ms after the one before; prices in ticks:
+`synthetic[:signal=0.75,rows=40000,seed=0]`. A row is one decision, a second after the one before; prices in ticks:
 
     x_t      = phi x_{t-1} + sqrt(1 - phi^2) eps,  phi = 0.2        latent pressure, stationary N(0, 1)
     d_t      = 2 U - N,  N ~ Poisson(6),  U ~ Binomial(N, (1 + signal tanh x_{t-2}) / 2)     jump of the mid into row t
@@ -34,7 +34,7 @@ SYMBOL = "SYNTHETIC"
 TICK_SIZE = "0.25"
 LEVELS = 10
 START_NS = 1_704_205_800_000_000_000  # 2024-01-02T14:30:00Z
-ROW_NS = 100_000_000
+ROW_NS = 1_000_000_000  # a fold of 10,000 rows then has 16 blocks of ten minutes for its intervals
 START_BID = 400_000  # ticks: far from zero, whatever the number of rows
 PHI = 0.2
 JUMPS = 6.0  # mean number of one-tick jumps of the mid a row
@@ -97,7 +97,7 @@ class SyntheticSeries:
 
     def __init__(self, cfg: SyntheticConfig, levels: int = LEVELS):
         self.cfg = cfg
-        self.info = SeriesInfo(SYMBOL, TICK_SIZE, levels=levels, schema=SCHEME, sampling=f"{ROW_NS // 1_000_000}ms")
+        self.info = SeriesInfo(SYMBOL, TICK_SIZE, levels=levels, schema=SCHEME, sampling=f"{ROW_NS // 1_000_000_000}s")
 
     @property
     def digest(self) -> str:
