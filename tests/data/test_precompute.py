@@ -98,7 +98,7 @@ def test_folds_json_is_a_list_with_dates_and_labels(tmp_path):
     tree = json.loads((folder / "folds.json").read_text())
     assert [fold["index"] for fold in tree] == [0, 1, 2]
     assert all(fold["label"].startswith(f"{fold['index']} 2024-01-02T") for fold in tree)
-    assert tree[2]["dates"]["test"][1] == "2024-01-02T14:44:59.900000000Z"
+    assert tree[2]["dates"]["test"][1] == "2024-01-02T16:59:59.000000000Z"
     assert [p.name for p in folder.iterdir()] == ["folds.json"]
 
 
