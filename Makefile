@@ -29,6 +29,9 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+bench: setup
+	$(BIN)/python -m benchmarks.run
+
 render: setup
 	$(BIN)/python -m workflows.render
 
