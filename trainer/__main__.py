@@ -23,6 +23,7 @@ import typer  # noqa: E402
 
 if TYPE_CHECKING:
     from trainer.config import StudyConfig
+    from trainer.errors import FoxhuntError
     from trainer.study import Place
 
 app = typer.Typer(
@@ -142,15 +143,10 @@ def train(
     Example: python -m trainer train --run-id first --fold 0
     """
     from trainer import study
-    from trainer.logs import log_to
-    from trainer.paths import fold_folder
 
     place = _place(run_id, runs, cache)
     more = [f"folds.folds={len(_fold_list(place))}"]
     cfg = _config(config, set_, *more, *([f"run.n_steps={n_steps}"] if n_steps else []))
-    folder = fold_folder(place.folder, fold)
-    attempts = len(list(folder.glob("log-*.txt"))) if folder.is_dir() else 0
-    log_to(folder / f"log-{attempts}.txt")
     _, result = study.train(place, cfg, fold, resume_from or resume, evaluate)
     if result is not None:
         _output(outputs, wr=_number(result.policy.wr), hold_pct=_number(result.policy.hold_pct))
@@ -288,22 +284,35 @@ def main(argv: list[str] | None = None) -> int:
 
     configure_logs()
     try:
-        app(argv, standalone_mode=False)
+        code = app(argv, standalone_mode=False)
     except FoxhuntError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: interrupted before anything was begun", file=sys.stderr)
-        return 75
+        return _say(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
     except Exception as error:
         return _usage(error)
-    return 0
+    # Typer turns Ctrl-C into a returned 130; commands return nothing.
+    return _interrupted() if code == 130 else 0
+
+
+def _interrupted() -> int:
+    print("error: interrupted; what was saved is kept\nrun the same command again to go on", file=sys.stderr)
+    return 75
+
+
+def _say(error: FoxhuntError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def _usage(error: Exception) -> int:
-    """A mistake on the command line (exit 2); anything else is a bug and keeps its traceback (exit 1)."""
+    """A mistake on the command line or a place that can't be used; else a bug, which keeps its traceback (exit 1)."""
     import traceback
 
+    from trainer.errors import of_os_error
+
+    if isinstance(error, OSError) and (known := of_os_error(error)) is not None:
+        return _say(known)
     if not hasattr(error, "format_message"):
         traceback.print_exception(error)
         return 1

@@ -14,6 +14,8 @@ FoxhuntError                       1  a bug, unless a subclass says otherwise
 The first line of every message says what is wrong and where; the last says what to do.
 """
 
+import errno
+
 
 class FoxhuntError(Exception):
     """Base of all errors raised on purpose. `exit_code` is what the process ends with."""
@@ -55,6 +57,20 @@ class CrashLoop(FoxhuntError):
 
 class OutOfMemory(FoxhuntError):
     exit_code = 77
+
+
+_VOLUME = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+def of_os_error(error: OSError) -> FoxhuntError | None:
+    """What a failed file operation is to the user: a fault of the volume, a wrong place, or None: a bug."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    if error.errno in _VOLUME:
+        return Interrupted(f"{what}\nfree some space or check the volume, then run the same command again")
+    if error.errno in _PLACE:
+        return UsageError(f"{what}\ngive a place that this user may read and write")
+    return None
 
 
 def nearest(word: str, known: list[str]) -> str:

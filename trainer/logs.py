@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +18,8 @@ class _Tee:
     def msg(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
         if _file is not None:
-            print(message, file=_file, flush=True)
+            with suppress(OSError):  # a full disk must not end a run for a log line; stderr has it
+                print(message, file=_file, flush=True)
 
     log = debug = info = warning = error = critical = exception = failure = msg
 
@@ -40,7 +42,8 @@ def log_to(path: Path) -> None:
     """Also appends every line to `path` from now on."""
     global _file
     if _file is not None:
-        _file.close()
+        with suppress(OSError):  # what the full disk refused before
+            _file.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     _file = open(path, "a", encoding="utf-8")
 

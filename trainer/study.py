@@ -119,6 +119,10 @@ def read_study(place: Place) -> dict[str, Any]:
         known = sorted(p.name for p in place.folder.parent.glob("*")) if place.folder.parent.is_dir() else []
         hint = f"runs here: {', '.join(known[:8])}" if known else f"there are no runs in {place.runs}"
         raise UsageError(f"--run-id {place.run_id}: no such run ({path} is missing)\n{hint}") from None
+    except OSError as error:
+        raise UsageError(
+            f"--runs {place.runs}: {path} can't be read ({error.strerror})\ngive the folder of runs"
+        ) from None
     except ValueError:
         raise UsageError(f"{path}: damaged\nrun `python -m trainer precompute` for this run-id again") from None
 

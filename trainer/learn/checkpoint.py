@@ -260,10 +260,11 @@ class CheckpointWriter:
         self._queue.put((step, arrays))
 
     def close(self) -> None:
-        """Waits for the last write; raises what it raised."""
+        """Waits for the last write; raises what it raised. May be called again."""
         self._queue.join()
-        self._queue.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
         self._raise()
 
     def drain(self) -> None:

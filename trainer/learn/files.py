@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def write_atomic(path: Path, write: Callable[[Any], None], before_rename: Callab
     """Temporary name -> `write(file)` -> fsync -> `before_rename()` -> rename -> fsync of the folder.
 
     On any error the temporary file is removed and `path` is what it was. `before_rename` may raise to call it off
-    (the lease check).
+    (the lease check). An OSError names `path`, also where the system named none (a full disk).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -33,8 +34,11 @@ def write_atomic(path: Path, write: Callable[[Any], None], before_rename: Callab
         if before_rename is not None:
             before_rename()
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
     fsync_folder(path.parent)
 
@@ -48,15 +52,23 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_json(path: Path, value: dict[str, Any]) -> None:
-    """One JSON line, durable when this returns. A line that a kill left half-written is closed first."""
-    with open(path, "ab+") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(json.dumps(value, sort_keys=True).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """One JSON line, durable when this returns. A line that a kill or a full disk left half-written is closed first.
+
+    Raises OSError that names `path`.
+    """
+    line = json.dumps(value, sort_keys=True).encode() + b"\n"
+    try:
+        with open(path, "ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

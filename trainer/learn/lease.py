@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from trainer.errors import Interrupted, LeaseError
+from trainer.errors import Interrupted, LeaseError, of_os_error
 from trainer.learn.files import write_json
 
 STALE_S = 60.0
@@ -158,13 +158,17 @@ class Lease:
                     claim.unlink()
             return False
         except OSError as error:
+            if isinstance(of_os_error(error), Interrupted):  # a full disk is not a wrong folder
+                raise
             raise LeaseError(
                 f"fold folder {self.path.parent}: can't write there ({error.strerror})\n"
                 "give --runs a folder that this user may write"
             ) from None
         self.token = token
-        write_json(self.path, self._value())
-        claim.unlink(missing_ok=True)
+        try:
+            write_json(self.path, self._value())
+        finally:
+            claim.unlink(missing_ok=True)
         return True
 
     def _beat(self) -> None:

@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from trainer.errors import CrashLoop
 from trainer.learn.files import append_json, read_json_lines
+
+log = structlog.get_logger()
 
 LEDGER = "attempts.jsonl"
 CRASH_LOOP = 3
@@ -100,7 +104,11 @@ class Ledger:
             )
 
     def end(self, last_step: int, why: str, exit_code: int) -> None:
-        self._append("end", last_step=last_step, why=why, exit_code=exit_code)
+        """Never raises for a disk: the news is why the run ended, and the next attempt closes this one."""
+        try:
+            self._append("end", last_step=last_step, why=why, exit_code=exit_code)
+        except OSError as error:
+            log.error("end of the attempt not recorded", path=str(self.path), why=error.strerror)
 
     def _append(self, event: str, **values: Any) -> None:
         line = {"event": event, "attempt": self.attempt, "time": time.time(), **values}

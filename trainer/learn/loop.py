@@ -10,6 +10,7 @@ import platform
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from trainer.learn import checkpoint as ck
 from trainer.learn.lease import Lease
 from trainer.learn.ledger import Ledger
 from trainer.learn.metrics import MetricsWriter
+from trainer.logs import log_to
 
 log = structlog.get_logger()
 
@@ -123,8 +125,10 @@ def train(
     """Trains to `run.n_steps`. Raises Interrupted after a save on a signal, FoxhuntError on a non-finite loss."""
     folder.mkdir(parents=True, exist_ok=True)
     with Lease(folder, wait_s=lease_wait_s) as lease, StopRequest() as stop:
+        _clear_torn_writes(folder)
         found = find_resume(folder, resume, meta)
         ledger = Ledger(folder)
+        log_to(folder / f"log-{ledger.attempt}.txt")
         ledger.start(found.step if found else 0)
         step = found.step if found else 0
         try:
@@ -143,6 +147,13 @@ def train(
             raise
         ledger.end(outcome.step, "done", 0)
         return outcome
+
+
+def _clear_torn_writes(folder: Path) -> None:
+    """Removes what a kill in the middle of a write left; the owner of the lease is the only one who writes here."""
+    for path in folder.glob(".*.tmp"):
+        if not path.name.startswith(".lease."):  # the heartbeat may be writing
+            path.unlink(missing_ok=True)
 
 
 class _Training:
@@ -175,10 +186,18 @@ class _Training:
                     self._interrupt()
                 recipe.step()
                 self._after(recipe.step_count)
-            final = self._save(wait=True)
+            final = self._save()
+            self.writer.drain()
+            while self.writer.last_step != recipe.step_count:  # the writer raises at its third failure
+                final = self._save()
+                self.writer.drain()
+            self.writer.close()
+        except BaseException:
+            with suppress(FoxhuntError):  # a write under way is finished; its failure is not the news
+                self.writer.close()
+            raise
         finally:
             self.metrics.close()
-        self.writer.close()
         return Outcome(recipe.step_count, self.attempt, ck.state_hash(final), time.monotonic() - self.started)
 
     def _after(self, step: int) -> None:
@@ -192,13 +211,7 @@ class _Training:
     def _measure(self, step: int) -> None:
         now = time.monotonic()
         values: dict[str, Any] = dict(self.recipe.metrics())
-        bad = self.recipe.first_bad_array()
-        losses = [k for k in ("l_q", "l_pi", "l_v", "l_aux") if not np.isfinite(values.get(k, 0.0))]
-        if bad or losses:
-            raise FoxhuntError(
-                f"fold {self.fold}, step {step}: {bad or losses[0]} is not finite\n"
-                f"the last good checkpoint in {self.folder} is kept; lower learn.lr, or read the metrics before it"
-            )
+        self._check_finite(step, values)
         if self.cfg.validate_every and step % self.cfg.validate_every == 0:
             values |= self.recipe.validate()
         values["sps"] = round((step - self.measured_step) / max(now - self.measured_at, 1e-9), 2)
@@ -208,12 +221,21 @@ class _Training:
         self.metrics.write(step, values)
         self.measured_step, self.measured_at = step, time.monotonic()
 
-    def _save(self, wait: bool = False) -> dict[str, np.ndarray]:
+    def _check_finite(self, step: int, values: Mapping[str, Any]) -> None:
+        losses = [k for k in ("l_q", "l_pi", "l_v", "l_aux") if not np.isfinite(values.get(k, 0.0))]
+        bad = self.recipe.first_bad_array() or next(iter(losses), None)
+        if bad:
+            raise FoxhuntError(
+                f"fold {self.fold}, step {step}: {bad} is not finite\n"
+                f"the last good checkpoint in {self.folder} is kept; lower learn.lr, or read the metrics before it"
+            )
+
+    def _save(self) -> dict[str, np.ndarray]:
+        """Hands a snapshot to the writer. Never one with bad weights: it would push out the last good one."""
+        self._check_finite(self.recipe.step_count, {})
         arrays = self.recipe.snapshot()
         self.writer.submit(self.recipe.step_count, arrays)
         self.saved_step, self.saved_at = self.recipe.step_count, time.monotonic()
-        if wait:
-            self.writer.drain()
         return arrays
 
     def _interrupt(self) -> None:

@@ -12,11 +12,17 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from trainer.learn.files import append_json, read_json_lines
 from trainer.learn.ledger import read_attempts
+
+log = structlog.get_logger()
 
 _NAME = re.compile(r"metrics-(\d+)\.jsonl$")
 
@@ -57,17 +63,26 @@ class MetricsWriter:
     def progress(self, step: int) -> None:
         """`step/total` where Argo and the local runner look for it."""
         if self.progress_file:
-            with open(self.progress_file, "w") as file:
+            with self._going_on(self.progress_file), open(self.progress_file, "w") as file:
                 file.write(f"{step}/{self.total}\n")
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         line = json_safe({"step": step, "attempt": self.attempt, "time": round(time.time(), 3), **values})
-        append_json(self.path, line)
+        with self._going_on(str(self.path)):
+            append_json(self.path, line)
         self.progress(step)
         if self.bar is not None:
             self.bar.show(step, line)
         elif not self.quiet:
             print(json.dumps({"fold": self.fold, **line}), flush=True)
+
+    @contextmanager
+    def _going_on(self, path: str) -> Iterator[None]:
+        """A full disk costs lines, not the run: whether that can go on is the checkpoint's affair."""
+        try:
+            yield
+        except OSError as error:
+            log.warning("metrics not written, training goes on", path=path, why=error.strerror)
 
     def close(self) -> None:
         if self.bar is not None:
