@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from trainer.study import Place
 
 app = typer.Typer(
-    help=__doc__.split("\n\n")[0] + "\n\nExit codes: 0 done, 1 bug, 2 usage, config or data, 3 gate failed, "
+    help="Market files in, a policy that was judged out of sample out: the stages of a study, one by one "
+    "(`python -m workflows.submit` runs them all).\n\nExample: python -m trainer precompute --run-id first "
+    "--data synthetic && python -m trainer train --run-id first --fold 0\n\nExit codes: 0 done, 1 bug, 2 usage, config or data, 3 gate failed, "
     "75 interrupted with the state saved, 76 crash loop, 77 out of memory with the state saved.",
     no_args_is_help=True,
     add_completion=False,
@@ -87,7 +89,7 @@ def identity(config: Config = "cpu-demo", set_: Set = None, data: str = "") -> N
 def precompute(
     run_id: RunId,
     data: Annotated[list[str], typer.Option("--data", help="files (repeat or ',') or synthetic[:signal=0.75]")],
-    folds: Annotated[int, typer.Option("--folds", help="walk-forward folds, 1 to 100")] = 3,
+    folds: Annotated[int | None, typer.Option("--folds", help="walk-forward folds, 1 to 100 [profile's]")] = None,
     only_folds: Annotated[str, typer.Option("--only-folds", help="hand on only these, such as 0,2")] = "",
     runs: Runs = Path("runs"),
     cache: Cache = Path("cache"),
@@ -103,10 +105,10 @@ def precompute(
 
     from trainer import study
 
-    cfg = _config(config, set_, f"folds.folds={folds}")
+    cfg = _config(config, set_, *([] if folds is None else [f"folds.folds={folds}"]))
     place = _place(run_id, runs, cache)
+    wanted = _only(only_folds, cfg.folds.folds)
     found = study.precompute(place, cfg, _sources(data))
-    wanted = {int(x) for x in only_folds.split(",") if x.strip()} or {f.index for f in found}
     chosen = [f for f in found if f.index in wanted]
     for fold in found:
         test = " to ".join(t[:19] for t in fold.dates["test"])
@@ -117,6 +119,16 @@ def precompute(
         {"fold": f.index, "label": f"fold {f.index} - {f.dates['test'][0][5:16].replace('T', ' ')}"} for f in chosen
     ]
     _output(outputs, folds=json.dumps(labels))
+
+
+def _only(text: str, folds: int) -> set[int]:
+    """Fold numbers of `0,2`; all of them when it is empty."""
+    from trainer.errors import UsageError
+
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) < folds for part in parts):
+        raise UsageError(f"--only-folds {text}: expected numbers from 0 to {folds - 1}, such as 0,2")
+    return {int(part) for part in parts} or set(range(folds))
 
 
 def _sources(data: list[str]) -> list[str]:
