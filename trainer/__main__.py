@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Market files in, a policy that was judged out of sample out: the stages of a study, one by one "
-    "(`python -m workflows.submit` runs them all).\n\nExample: python -m trainer precompute --run-id first "
-    "--data synthetic && python -m trainer train --run-id first --fold 0\n\nExit codes: 0 done, 1 bug, 2 usage, config or data, 3 gate failed, "
-    "75 interrupted with the state saved, 76 crash loop, 77 out of memory with the state saved.",
+    "(`python -m workflows.submit` runs them all).\n\n"
+    "Example: python -m trainer precompute --run-id first --data synthetic && "
+    "python -m trainer train --run-id first --fold 0\n\n"
+    "Exit codes: 0 done, 1 bug, 2 usage, config or data, 3 gate failed, 75 interrupted with the state saved, "
+    "76 crash loop, 77 out of memory with the state saved.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
