@@ -78,21 +78,24 @@ def precompute(place: Place, cfg: StudyConfig, data: list[str]) -> list[Fold]:
         raise UsageError(
             f"--runs {place.runs}: can't write there ({error.strerror})\ngive a folder that this user may write"
         ) from None
-    result = build(data, cfg, place.cache, place.folder)
+    path = place.folder / "study.json"
+    old = read_study(place) if path.exists() else None
+    identity = {"data": data, "identity": flatten(cfg.identity())}
+
+    def admit(data_digest: str) -> None:
+        if old is not None:
+            _refuse_another(place, old, identity | {"data_digest": data_digest})
+
+    result = build(data, cfg, place.cache, place.folder, admit)
     study = {
         "run_id": place.run_id,
-        "data": data,
         "data_digest": result.data_digest,
         "cache": str(result.cache.resolve()),
         "rows": result.rows,
         "config_digest": cfg.digest(),
-        "identity": flatten(cfg.identity()),
         "config": cfg.model_dump(mode="json"),
     }
-    path = place.folder / "study.json"
-    if path.exists():
-        _refuse_another(place, json.loads(path.read_text()), study)
-    write_json(path, study)
+    write_json(path, identity | study)
     return result.folds
 
 

@@ -77,7 +77,7 @@ def test_the_advice_of_too_few_rows_fits(plan, share):
     with pytest.raises(DataError) as error:
         make_folds(*series(n), plan)
     text = str(error.value)
-    flags = dict(re.findall(r"--set \w+\.(\w+)=([\d.]+)", text))
+    flags = dict(re.findall(r"--(?:set \w+\.)?(\w+)[ =]([\d.]+)", text))
     if flags:
         changed = replace(plan, **{k: float(v) if k == "validation_share" else int(v) for k, v in flags.items()})
         assert all(getattr(changed, k) < getattr(plan, k) for k in flags)
@@ -94,7 +94,7 @@ def test_the_advice_in_words():
     first, last = str(error.value).splitlines()
     assert first.startswith(f"too few rows: 3 folds need at least {PLAN.rows_needed}, the series has 2000; ")
     assert "317 rows" in first and "look-back 301 + net.window 16" in first
-    assert last == ("take more data, or a finer data.sample, or shorten the study: --set folds.folds=1 fits")
+    assert last == ("take more data, or a finer data.sample, or shorten the study: --folds 1 fits")
 
 
 def test_purge_is_the_longest_reach():

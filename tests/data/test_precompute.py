@@ -75,8 +75,8 @@ def test_four_minutes_are_too_few_and_the_advice_works(tmp_path):
     with pytest.raises(DataError, match=r"too few rows: 3 folds need at least \d+, the series has 2387") as error:
         run(tmp_path, path)
     assert not (tmp_path / "runs").exists()
-    flags = str(error.value).split("--set ")[1:]
-    overrides = [flag.split()[0] for flag in flags]
+    text = str(error.value).replace("--folds ", "--set folds.folds=")
+    overrides = [flag.split()[0] for flag in text.split("--set ")[1:]]
     result, events = run(tmp_path, path, load_config("cpu-demo", overrides))
     assert events[0].startswith("fxcache hit") and result.folds
 

@@ -159,17 +159,17 @@ def _advice(n: int, plan: FoldPlan) -> str:
     for change in _smaller(plan):
         changed = replace(plan, **change)
         if n >= changed.rows_needed:
-            flags = " ".join(f"--set {key}={getattr(changed, name)}" for name, key in _KEYS.items() if name in change)
+            flags = " ".join(f"{flag}{getattr(changed, name)}" for name, flag in _FLAGS.items() if name in change)
             return f"take more data, or a finer data.sample, or shorten the study: {flags} fits"
     least = replace(plan, **_LEAST).rows_needed
     return f"take more data or a finer data.sample: no setting fits fewer than {least} rows"
 
 
-_KEYS = {
-    "folds": "folds.folds",
-    "episode_len": "env.episode_len",
-    "window": "net.window",
-    "validation_share": "folds.validation_share",
+_FLAGS = {
+    "folds": "--folds ",
+    "episode_len": "--set env.episode_len=",
+    "window": "--set net.window=",
+    "validation_share": "--set folds.validation_share=",
 }
 _LEAST: dict[str, Any] = {"folds": 1, "episode_len": 8, "window": 4, "validation_share": 0.0}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,16 @@ class PrecomputeResult:
 
 
 def precompute(
-    paths: Sequence[str | Path], cfg: StudyConfig, cache_dir: str | Path, run_dir: str | Path
+    paths: Sequence[str | Path],
+    cfg: StudyConfig,
+    cache_dir: str | Path,
+    run_dir: str | Path,
+    admit: Callable[[str], None] = lambda data_digest: None,
 ) -> PrecomputeResult:
     """Finds or builds the feature cache of `paths` (files, or one synthetic URI) and writes `<run_dir>/folds.json`.
 
-    The cache is kept even when the folds don't fit: it is valid, and other settings may use it. Raises UsageError,
-    DataError.
+    The cache is kept even when the folds don't fit: it is valid, and other settings may use it. `admit` is called with
+    the data's digest before anything is written into `run_dir`; it may raise. Raises UsageError, DataError.
     """
     series = open_series(paths, cfg.data)
     cache = find_or_build(series, cfg.data, cache_dir)
@@ -48,6 +52,7 @@ def precompute(
     for note in meta.notes:
         log.info(note)
     folds = make_folds(market.ts, market.session, FoldPlan.of(cfg, meta.look_back))
+    admit(meta.data_digest)
     write_folds(Path(run_dir), folds)
     return PrecomputeResult(cache, folds, len(market), meta.data_digest, meta)
 
