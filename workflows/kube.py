@@ -77,7 +77,7 @@ class Kube:
         _limit_waits(api.rest_client)
         return cls(api, context, namespace or NAMESPACE, asked)
 
-    def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls a client's method; its exceptions become ClusterError (or UsageError for arguments it refuses)."""
         import pydantic
         from kubernetes.client.exceptions import ApiException
