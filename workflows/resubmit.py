@@ -12,7 +12,7 @@ import typer
 
 from workflows import nodes, state
 from workflows.cli import DEFAULT_RUNS, Runs, run_command
-from workflows.hardware import cores
+from workflows.hardware import side_by_side
 from workflows.local import GATE_FAILED
 from workflows.state import Submission
 from workflows.submit import start
@@ -20,7 +20,7 @@ from workflows.submit import start
 
 def main(
     run: Annotated[str, typer.Argument(help="run-id or its beginning; none: the newest")] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side; none: one a core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side; none: as cores allow")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would run, start nothing")] = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> int:
@@ -37,7 +37,9 @@ def main(
     parameters["only-folds"] = "" if again is None else ",".join(again)
     said = "all of it" if again is None else f"fold {', '.join(again)}"
     print(f"run {submission.run_id}: {said} again, as submitted by\n  {submission.command}", flush=True)
-    return start(parameters, submission.recipe, jobs or cores(), dry_run)
+    return start(
+        parameters, submission.recipe, jobs or side_by_side(len(again or ()) or int(parameters["folds"])), dry_run
+    )
 
 
 def folds_to_run(submission: Submission) -> list[str] | None:

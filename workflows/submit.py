@@ -18,7 +18,7 @@ import typer
 from workflows import identity
 from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Runs, run_command
 from workflows.errors import UsageError, nearest
-from workflows.hardware import cores, gpus, hardware
+from workflows.hardware import gpus, hardware, side_by_side
 
 RECIPES = ["alpha-rl"]
 DEFAULT_DATA = "synthetic:signal=0.75"
@@ -50,7 +50,7 @@ def main(
     backend: Annotated[Backend, typer.Option(help="where to run")] = Backend.auto,
     watch: Annotated[bool, typer.Option("--watch", help="follow the study; always so on this machine")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would run, start nothing")] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side here; none: one a core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side here; none: as cores allow")] = None,
     runs: Runs = DEFAULT_RUNS,
     cache: Cache = DEFAULT_CACHE,
 ) -> int:
@@ -86,13 +86,13 @@ def main(
         "cache": str(cache),
     }
     parameters["run-id"], run_why = settle_run_id(run_id, parameters)
-    jobs = jobs or cores()
+    jobs = jobs or side_by_side(folds)
     print(f"backend  local ({where})")
     print(f"data     {parameters['data']}" + ("" if data else " (the synthetic market; --data FILE for your own)"))
     print(f"config   {profile} ({profile_why})")
     print(f"run-id   {parameters['run-id']} ({run_why})")
-    side_by_side = min(jobs, folds, len(gpus()) or folds)
-    print(f"jobs     {jobs}: {side_by_side} of {folds} folds side by side ({hardware()})", flush=True)
+    at_once = min(jobs, folds, len(gpus()) or folds)
+    print(f"jobs     {at_once} of {folds} folds side by side ({hardware()})", flush=True)
     return start(parameters, recipe, jobs, dry_run)
 
 
