@@ -47,9 +47,9 @@ def main(
 
 def rendered_templates() -> dict[str, dict[str, Any]]:
     """Every WorkflowTemplate as plain data, by name."""
-    from workflows import precompute, walk_forward
+    from workflows import features, walk_forward
 
-    trees = (walk_forward.rendered(), precompute.rendered())
+    trees = (walk_forward.rendered(), features.rendered())
     return {tree["metadata"]["name"]: tree for tree in trees}
 
 

@@ -363,7 +363,7 @@ def test_pods_that_ask_for_a_gpu_get_one_each(tmp_path: Path) -> None:
 
 
 def test_precompute_features_alone(tmp_path: Path) -> None:
-    from workflows.precompute import rendered
+    from workflows.features import rendered
 
     places = {"runs": str(tmp_path / "runs"), "cache": str(tmp_path / "cache")}
     outcome = run_here(rendered(), tmp_path / "logs", {"data": "synthetic", "run-id": "r", **places})
