@@ -14,6 +14,8 @@ from workflows.errors import WorkflowError, nearest
 
 Runs = Annotated[Path, typer.Option("--runs", help="folder of the runs")]
 Cache = Annotated[Path, typer.Option("--cache", help="folder of the feature cache")]
+Context = Annotated[str, typer.Option("--context", help="context of the kubeconfig; none: the current one")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="namespace of the cluster; none: foxhunt")]
 DEFAULT_RUNS = Path("runs")
 DEFAULT_CACHE = Path("cache")
 

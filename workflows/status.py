@@ -1,0 +1,461 @@
+"""A study on a cluster as one model: pure functions from what the API says to what a person wants to know.
+
+In: the Workflow as a dict (nodes unpacked), its pods as dicts, what their logs said last, events of waiting pods, nodes
+of pods that seem lost. Out: `Study` with one `Task` for each pod of the DAG, over all attempts. Times are seconds since
+1970; nothing here asks the API or the clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from workflows.kube import ENDED, RUN_ID_LABEL
+
+Tree = Mapping[str, Any]
+
+TRAIN, GATE = "train", "gate"
+INTERRUPTED, GATE_FAILED = 75, 3
+SUCCEEDED, FAILED, ERROR, RUNNING, PENDING = "Succeeded", "Failed", "Error", "Running", "Pending"
+BACKOFF, EVALUATING, SAVING = "Backoff", "Evaluating", "Saving"  # a retry waits; trained to the end; asked to stop
+OVER = (SUCCEEDED, FAILED, ERROR, "Skipped", "Omitted")
+NODE_ID = "workflows.argoproj.io/node-id"
+HEAL_AFTER = 30.0  # seconds that Argo's executor gets to see by itself that the main container is dead
+SILENT_AFTER = 180.0
+TERMINATING_TOO_LONG = 60.0  # past the pod's own grace
+TAKEN_UP_WITHIN = 20.0  # seconds in which a controller takes up a new workflow
+
+_ORDER = ["resolve", "precompute", TRAIN, GATE, "report", "summary"]
+_FOLD_IN_NAME = re.compile(r"\((\d+)(?::fold:(\d+))?")
+_ATTEMPT = re.compile(r"\((\d+)\)$")
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_MEANING = {
+    1: "failed, its log says why",
+    2: "wrong flags, settings or data",
+    3: "gate failed",
+    75: "interrupted, state saved",
+    76: "crash loop",
+    77: "out of memory, state saved",
+    134: "aborted",
+    137: "killed",
+    139: "crashed in native code",
+    143: "ended before it could save",
+}
+
+
+@dataclass
+class Attempt:
+    """One pod. `why` is empty while it lives."""
+
+    number: int
+    pod: str
+    node: str = ""
+    phase: str = PENDING
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    why: str = ""
+
+
+@dataclass
+class Trouble:
+    """What does not cure itself: `main dead`, `node gone`, `silent` or `not taken up`, in words, with what to type."""
+
+    kind: str
+    text: str
+    todo: str = ""
+
+
+@dataclass
+class PodLog:
+    """What a pod's log said last. `seen` is the time of its newest line, ours or not."""
+
+    seen: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    checkpoint_step: int | None = None
+    checkpoint_time: float | None = None
+
+
+@dataclass
+class Task:
+    """One task of the DAG, a fold each for training, over all its attempts."""
+
+    name: str
+    task: str
+    label: str
+    fold: int | None = None
+    phase: str = PENDING
+    message: str = ""
+    step: int | None = None
+    total: int | None = None
+    rate: float | None = None  # steps a second
+    eta_s: float | None = None
+    checkpoint_step: int | None = None
+    checkpoint_age_s: float | None = None
+    silent_s: float | None = None
+    node: str = ""
+    pending: str = ""
+    attempts: list[Attempt] = field(default_factory=list)
+    trouble: Trouble | None = None
+    outputs: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def past(self) -> list[Attempt]:
+        """Attempts that ended otherwise than well."""
+        return [a for a in self.attempts if a.why]
+
+
+@dataclass
+class Study:
+    """One Workflow."""
+
+    name: str
+    run_id: str
+    namespace: str
+    phase: str
+    message: str = ""
+    started: float | None = None
+    finished: float | None = None
+    shutdown: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    tasks: list[Task] = field(default_factory=list)
+    trouble: Trouble | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.phase in ENDED
+
+    @property
+    def folds(self) -> list[Task]:
+        return [task for task in self.tasks if task.task == TRAIN and task.fold is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "exit_code": exit_code(self)}
+
+
+def seconds(text: object) -> float | None:
+    """Kubernetes' RFC 3339 time (with or without a fraction) as seconds since 1970; None for none."""
+    if not isinstance(text, str) or not text:
+        return None
+    whole, dot, rest = text.rstrip("Z").partition(".")
+    try:
+        moment = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
+        return moment + (float(f"0.{rest}") if dot else 0.0)
+    except ValueError:
+        return None
+
+
+def build(
+    workflow: Tree,
+    pods: Mapping[str, Tree] | None = None,
+    logs: Mapping[str, PodLog] | None = None,
+    reasons: Mapping[str, str] | None = None,
+    nodes_ready: Mapping[str, bool | None] | None = None,
+    now: float = 0.0,
+    silent_after: float = SILENT_AFTER,
+    heal_after: float = HEAL_AFTER,
+) -> Study:
+    """The whole study.
+
+    pods: by pod name. reasons: by pod name, what events say of a waiting pod. nodes_ready: by node name for nodes that
+    were looked at; False is lost, None may not be read.
+    """
+    metadata, status, spec = workflow["metadata"], workflow.get("status") or {}, workflow.get("spec") or {}
+    study = Study(
+        name=metadata["name"],
+        run_id=run_id_of(workflow),
+        namespace=metadata.get("namespace", ""),
+        phase=status.get("phase") or PENDING,
+        message=status.get("message", ""),
+        started=seconds(status.get("startedAt")) or seconds(metadata.get("creationTimestamp")),
+        finished=seconds(status.get("finishedAt")),
+        shutdown=spec.get("shutdown", ""),
+        parameters=parameters_of(workflow),
+    )
+    by_node = {_annotation(pod, NODE_ID): pod for pod in (pods or {}).values()}
+    for node in task_nodes(status.get("nodes") or {}):
+        study.tasks.append(_task(node, status["nodes"], metadata["name"], by_node))
+    for task in study.tasks:
+        pod = (pods or {}).get(task.attempts[-1].pod) if task.attempts else None
+        _add_pod(task, pod, study, (logs or {}), (reasons or {}), now)
+        if pod is not None and task.phase not in OVER:
+            task.trouble = _trouble(task, pod, nodes_ready or {}, now, silent_after, heal_after)
+    study.tasks.sort(key=_place)
+    study.trouble = _not_taken_up(study, status, now)
+    return study
+
+
+def parameters_of(workflow: Tree) -> dict[str, str]:
+    """What it was submitted with, over the template's defaults where the controller has stored them."""
+    stored = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
+    found: dict[str, str] = {}
+    for spec in (stored, workflow.get("spec") or {}):
+        for parameter in (spec.get("arguments") or {}).get("parameters") or []:
+            found[parameter["name"]] = str(parameter.get("value", ""))
+    return found
+
+
+def run_id_of(workflow: Tree) -> str:
+    """The run-id: of the label, of the parameter, of the task that derived it; "" when not known yet."""
+    labelled = (workflow["metadata"].get("labels") or {}).get(RUN_ID_LABEL)
+    asked = labelled or parameters_of(workflow).get("run-id")
+    if asked:
+        return str(asked)
+    nodes = (workflow.get("status") or {}).get("nodes") or {}
+    found = (_outputs(node).get("run-id") for node in nodes.values() if node.get("templateName") == "resolve")
+    return next((name for name in found if name), "")
+
+
+def task_nodes(nodes: Mapping[str, Tree]) -> list[Tree]:
+    """Nodes that stand for a task: what retries, and pods or omitted tasks that no other node retries."""
+    attempts = {child for n in nodes.values() if n.get("type") == "Retry" for child in n.get("children") or []}
+    kinds = ("Retry", "Pod", "Skipped")
+    return [n for key, n in nodes.items() if n.get("type") in kinds and key not in attempts and _ours(n)]
+
+
+def _ours(node: Tree) -> bool:
+    """Not the empty placeholder that a fan-out over nothing leaves."""
+    return bool(node.get("templateName")) or node.get("phase") in ("Skipped", "Omitted")
+
+
+def attempt_nodes(node: Tree, nodes: Mapping[str, Tree]) -> list[Tree]:
+    """Pods of a task, oldest first."""
+    if node.get("type") != "Retry":
+        return [node] if node.get("type") == "Pod" else []
+    found = [nodes[child] for child in node.get("children") or [] if child in nodes]
+    own = [n for n in found if str(n.get("name", "")).startswith(f"{node.get('name', '')}(")]
+    return sorted(own, key=lambda n: int(m.group(1)) if (m := _ATTEMPT.search(n["name"])) else 0)
+
+
+def pod_name(workflow: str, node: Tree) -> str:
+    """Argo's second naming rule: <workflow>-<template>-<hash>; a workflow of one pod is named after itself."""
+    number = str(node["id"]).rpartition("-")[2]
+    return workflow if node["id"] == workflow else f"{workflow}-{node.get('templateName', '')}-{number}"
+
+
+def _task(node: Tree, nodes: Mapping[str, Tree], workflow: str, by_node: Mapping[str, Tree]) -> Task:
+    template = str(node.get("templateName") or node.get("displayName") or "")
+    inputs = {p["name"]: str(p.get("value", "")) for p in (node.get("inputs") or {}).get("parameters") or []}
+    fold = _fold(node, template, inputs)
+    name = template if fold is None else f"{template}-{fold}"
+    label = inputs.get("label") or (name if fold is None else str(node.get("displayName") or name))
+    task = Task(name, template, label, fold, outputs=_outputs(node), message=str(node.get("message", "")))
+    for number, child in enumerate(attempt_nodes(node, nodes), start=1):
+        pod = by_node.get(child["id"])
+        task.attempts.append(_attempt(number, child, pod["metadata"]["name"] if pod else pod_name(workflow, child)))
+        step = _progress(child)
+        task.step, task.total = step or (task.step, task.total)
+    task.phase = _phase(node, task.attempts)
+    return task
+
+
+def _fold(node: Tree, template: str, inputs: Mapping[str, str]) -> int | None:
+    if inputs.get("fold", "").isdecimal():
+        return int(inputs["fold"])
+    found = _FOLD_IN_NAME.search(str(node.get("name", ""))) if template == TRAIN else None
+    return int(found.group(2) or found.group(1)) if found else None
+
+
+def _phase(node: Tree, attempts: list[Attempt]) -> str:
+    phase = str(node.get("phase") or PENDING)
+    if phase != RUNNING or not attempts:
+        return phase
+    last = attempts[-1]
+    return BACKOFF if last.ended is not None and last.phase in (FAILED, ERROR) else last.phase
+
+
+def _attempt(number: int, node: Tree, pod: str) -> Attempt:
+    phase, message = str(node.get("phase") or PENDING), str(node.get("message", ""))
+    ended = seconds(node.get("finishedAt")) if phase in OVER else None
+    code = exit_code_of(node)
+    why = why_ended(code, message, phase) if phase in (FAILED, ERROR) else ""
+    return Attempt(number, pod, str(node.get("hostNodeName", "")), phase, seconds(node.get("startedAt")), ended, code, why)
+
+
+def exit_code_of(node: Tree) -> int | None:
+    text = str((node.get("outputs") or {}).get("exitCode", ""))
+    if text.isdecimal():
+        return int(text)
+    found = _EXIT_CODE.search(str(node.get("message", "")))
+    return int(found.group(1)) if found else None
+
+
+def why_ended(code: int | None, message: str, phase: str = FAILED) -> str:
+    """In words, with the exit code where there is one."""
+    low = message.lower()
+    if "oomkilled" in low:
+        return "out of memory, killed by the kernel (exit 137)"
+    if "deadline" in low:
+        return f"attempt deadline reached{f' (exit {code})' if code else ''}"
+    if code is not None and code in _MEANING and phase != ERROR:
+        return f"{_MEANING[code]} (exit {code})"
+    return message or (f"exit {code}" if code is not None else phase.lower())
+
+
+def _progress(node: Tree) -> tuple[int, int] | None:
+    """`step/total` as the trainer reported it; Argo's own count of a pod is 0/1 or 1/1."""
+    step, _, total = str(node.get("progress", "")).partition("/")
+    return (int(step), int(total)) if step.isdecimal() and total.isdecimal() and int(total) > 1 else None
+
+
+def _outputs(node: Tree) -> dict[str, str]:
+    return {p["name"]: str(p.get("value", "")) for p in (node.get("outputs") or {}).get("parameters") or []}
+
+
+def _annotation(pod: Tree, name: str) -> str:
+    return str((pod["metadata"].get("annotations") or {}).get(name, ""))
+
+
+def _place(task: Task) -> tuple[int, int, float]:
+    started = task.attempts[0].started if task.attempts else None
+    known = _ORDER.index(task.task) if task.task in _ORDER else len(_ORDER)
+    return known, -1 if task.fold is None else task.fold, started or 0.0
+
+
+def _add_pod(
+    task: Task, pod: Tree | None, study: Study, logs: Mapping[str, PodLog], reasons: Mapping[str, str], now: float
+) -> None:
+    """Adds what only the pod and its log know."""
+    for attempt in task.attempts:
+        _add_log(task, logs.get(attempt.pod), now)
+    if task.total is None and task.task == TRAIN and study.parameters.get("n-steps", "").isdecimal():
+        task.total = int(study.parameters["n-steps"])
+    alive = task.phase not in OVER and task.phase != BACKOFF
+    if pod is not None and alive:
+        task.node = str((pod.get("spec") or {}).get("nodeName") or "")
+        task.attempts[-1].node = task.node or task.attempts[-1].node
+        if study.shutdown or pod["metadata"].get("deletionTimestamp"):
+            task.phase = SAVING if task.phase == RUNNING else task.phase
+    elif task.attempts:
+        task.node = task.attempts[-1].node
+    if task.phase == PENDING:
+        task.pending = pending_reason(pod, reasons.get(task.attempts[-1].pod, "") if task.attempts else "", task.message)
+    if task.phase == RUNNING and task.step is not None and task.total is not None and task.step >= task.total > 0:
+        task.phase = EVALUATING
+    if task.phase != RUNNING:
+        task.rate = task.eta_s = None
+    elif task.rate and task.total is not None and task.step is not None:
+        task.eta_s = max(0.0, (task.total - task.step) / task.rate)
+    if alive and pod is not None and task.phase in (RUNNING, EVALUATING):
+        log = logs.get(task.attempts[-1].pod)
+        heard = (log.seen if log else None) or _main_started(pod)
+        task.silent_s = None if heard is None else max(0.0, now - heard)
+    if task.phase in OVER and task.phase == SUCCEEDED:
+        task.step = task.total if task.total is not None else task.step
+
+
+def _add_log(task: Task, log: PodLog | None, now: float) -> None:
+    if log is None:
+        return
+    if log.metrics:
+        task.metrics = log.metrics
+        task.step = int(log.metrics["step"])
+        if isinstance(total := log.metrics.get("total"), int):
+            task.total = total
+        rate = log.metrics.get("sps")
+        task.rate = float(rate) if isinstance(rate, int | float) else None
+    if log.checkpoint_time is not None:
+        task.checkpoint_step, task.checkpoint_age_s = log.checkpoint_step, max(0.0, now - log.checkpoint_time)
+
+
+def container(pod: Tree, name: str = "main") -> Tree:
+    """A container's status, {} before there is one."""
+    found = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((c for c in found if c.get("name") == name), {})
+
+
+def _main_started(pod: Tree) -> float | None:
+    return seconds(((container(pod).get("state") or {}).get("running") or {}).get("startedAt"))
+
+
+def is_running(pod: Tree) -> bool:
+    """Whether its main container runs, so that there is a log to follow."""
+    return "running" in (container(pod).get("state") or {})
+
+
+def condition(pod: Tree, kind: str) -> Tree:
+    found = (pod.get("status") or {}).get("conditions") or []
+    return next((c for c in found if c.get("type") == kind), {})
+
+
+def pending_reason(pod: Tree | None, event: str, message: str) -> str:
+    """Why a pod waits: the scheduler's words, an image that can't be pulled, what the events say, Argo's own."""
+    if pod is None:
+        return event or message or "its pod is not made yet"
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for one in (pod.get("status") or {}).get(kind) or []:
+            waiting = (one.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+                return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    return event or message or "its containers are being made"
+
+
+def suspicious(pod: Tree, now: float) -> bool:
+    """Whether the pod looks as if its node were gone, so that it's worth a look at the node."""
+    if (pod.get("status") or {}).get("reason") == "NodeLost" or (pod.get("status") or {}).get("phase") == "Unknown":
+        return True
+    if condition(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager":
+        return True
+    deleted = seconds(pod["metadata"].get("deletionTimestamp"))  # already with the grace added
+    if deleted is not None and now - deleted > TERMINATING_TOO_LONG:
+        return True
+    return is_running(pod) and condition(pod, "Ready").get("status") in ("False", "Unknown")
+
+
+def main_dead_for(pod: Tree, now: float) -> float | None:
+    """Seconds since the main container was killed under an executor that goes on waiting; None when it isn't so.
+
+    A process of ours that dies is seen by the executor, which is PID 1 beside it. Only when PID 1 itself is killed does
+    nobody write down how it ended; the pod then stays Running, with its GPU, for ever.
+    """
+    ended = (container(pod).get("state") or {}).get("terminated") or {}
+    if (pod.get("status") or {}).get("phase") != RUNNING or pod["metadata"].get("deletionTimestamp"):
+        return None
+    if int(ended.get("exitCode", 0)) < 128 or "running" not in (container(pod, "wait").get("state") or {}):
+        return None
+    at = seconds(ended.get("finishedAt"))
+    return None if at is None else max(0.0, now - at)
+
+
+def _trouble(
+    task: Task, pod: Tree, nodes_ready: Mapping[str, bool | None], now: float, silent_after: float, heal_after: float
+) -> Trouble | None:
+    name, node = pod["metadata"]["name"], task.node
+    dead = main_dead_for(pod, now)
+    if dead is not None and dead >= heal_after:
+        ended = container(pod)["state"]["terminated"]
+        text = f"main container dead for {dead:.0f} s (exit {ended.get('exitCode')}), but the pod keeps running"
+        return Trouble("main dead", text, f"kubectl delete pod {name}")
+    if suspicious(pod, now) and nodes_ready.get(node) is not True:
+        unsure = "" if nodes_ready.get(node) is False else " seems to be"
+        text = f"node {node}{unsure} gone; its pods come back elsewhere only once they are deleted"
+        return Trouble("node gone", text, f"kubectl delete node {node}   (if it stays away)")
+    if task.silent_s is not None and task.silent_s >= silent_after:
+        return Trouble("silent", f"no heartbeat for {task.silent_s:.0f} s", f"kubectl logs {name} -c main --tail 20")
+    return None
+
+
+def _not_taken_up(study: Study, status: Tree, now: float) -> Trouble | None:
+    if status.get("phase") or study.started is None or now - study.started < TAKEN_UP_WITHIN:
+        return None
+    text = f"no controller has taken up the workflow for {now - study.started:.0f} s"
+    return Trouble("not taken up", text, "python -m workflows.preflight")
+
+
+def exit_code(study: Study) -> int | None:
+    """As a run on one machine ends: None while it runs, 75 when stopped, else what ended the worst fold or the gate."""
+    if not study.over:
+        return None
+    if study.phase == SUCCEEDED:
+        return 0
+    if study.shutdown:
+        return INTERRUPTED
+    codes = [task.attempts[-1].exit_code or 1 for task in study.tasks if task.phase in (FAILED, ERROR) and task.attempts]
+    return next((code for code in codes if code != GATE_FAILED), codes[0] if codes else 1)
