@@ -7,43 +7,50 @@ of pods that seem lost. Out: `Study` with one `Task` for each pod of the DAG, ov
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from workflows.kube import ENDED, RUN_ID_LABEL
+from workflows.argo_nodes import (
+    ERROR,
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    TRAIN,
+    Tree,
+    attempt_nodes,
+    exit_code_of,
+    fold_of,
+    outputs_of,
+    parameters_of,
+    pod_name,
+    progress_of,
+    run_id_of,
+    seconds,
+    task_nodes,
+    why_ended,
+)
+from workflows.kube import ENDED
+from workflows.pod_state import (
+    NODE_ID,
+    annotation,
+    container,
+    main_dead_for,
+    main_started,
+    pending_reason,
+    suspicious,
+)
 
-Tree = Mapping[str, Any]
-
-TRAIN, GATE = "train", "gate"
+GATE = "gate"
 INTERRUPTED, GATE_FAILED = 75, 3
-SUCCEEDED, FAILED, ERROR, RUNNING, PENDING = "Succeeded", "Failed", "Error", "Running", "Pending"
 BACKOFF, EVALUATING, SAVING = "Backoff", "Evaluating", "Saving"  # a retry waits; trained to the end; asked to stop
 OVER = (SUCCEEDED, FAILED, ERROR, "Skipped", "Omitted")
-NODE_ID = "workflows.argoproj.io/node-id"
 HEAL_AFTER = 30.0  # seconds that Argo's executor gets to see by itself that the main container is dead
 SILENT_AFTER = 180.0
-TERMINATING_TOO_LONG = 60.0  # past the pod's own grace
 TAKEN_UP_WITHIN = 20.0  # seconds in which a controller takes up a new workflow
 
 _ORDER = ["resolve", "precompute", TRAIN, GATE, "report", "summary"]
-_FOLD_IN_NAME = re.compile(r"\((\d+)(?::fold:(\d+))?")
-_ATTEMPT = re.compile(r"\((\d+)\)$")
-_EXIT_CODE = re.compile(r"exit code (\d+)")
-_MEANING = {
-    1: "failed, its log says why",
-    2: "wrong flags, settings or data",
-    3: "gate failed",
-    75: "interrupted, state saved",
-    76: "crash loop",
-    77: "out of memory, state saved",
-    134: "aborted",
-    137: "killed",
-    139: "crashed in native code",
-    143: "ended before it could save",
-}
 
 
 @dataclass
@@ -137,18 +144,6 @@ class Study:
         return {**asdict(self), "exit_code": exit_code(self)}
 
 
-def seconds(text: object) -> float | None:
-    """Kubernetes' RFC 3339 time (with or without a fraction) as seconds since 1970; None for none."""
-    if not isinstance(text, str) or not text:
-        return None
-    whole, dot, rest = text.rstrip("Z").partition(".")
-    try:
-        moment = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
-        return moment + (float(f"0.{rest}") if dot else 0.0)
-    except ValueError:
-        return None
-
-
 def build(
     workflow: Tree,
     pods: Mapping[str, Tree] | None = None,
@@ -176,7 +171,7 @@ def build(
         shutdown=spec.get("shutdown", ""),
         parameters=parameters_of(workflow),
     )
-    by_node = {_annotation(pod, NODE_ID): pod for pod in (pods or {}).values()}
+    by_node = {annotation(pod, NODE_ID): pod for pod in (pods or {}).values()}
     for node in task_nodes(status.get("nodes") or {}):
         study.tasks.append(_task(node, status["nodes"], metadata["name"], by_node))
     for task in study.tasks:
@@ -189,75 +184,20 @@ def build(
     return study
 
 
-def parameters_of(workflow: Tree) -> dict[str, str]:
-    """What it was submitted with, over the template's defaults where the controller has stored them."""
-    stored = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
-    found: dict[str, str] = {}
-    for spec in (stored, workflow.get("spec") or {}):
-        for parameter in (spec.get("arguments") or {}).get("parameters") or []:
-            found[parameter["name"]] = str(parameter.get("value", ""))
-    return found
-
-
-def run_id_of(workflow: Tree) -> str:
-    """The run-id: of the label, of the parameter, of the task that derived it; "" when not known yet."""
-    labelled = (workflow["metadata"].get("labels") or {}).get(RUN_ID_LABEL)
-    asked = labelled or parameters_of(workflow).get("run-id")
-    if asked:
-        return str(asked)
-    nodes = (workflow.get("status") or {}).get("nodes") or {}
-    found = (_outputs(node).get("run-id") for node in nodes.values() if node.get("templateName") == "resolve")
-    return next((name for name in found if name), "")
-
-
-def task_nodes(nodes: Mapping[str, Tree]) -> list[Tree]:
-    """Nodes that stand for a task: what retries, and pods or omitted tasks that no other node retries."""
-    attempts = {child for n in nodes.values() if n.get("type") == "Retry" for child in n.get("children") or []}
-    kinds = ("Retry", "Pod", "Skipped")
-    return [n for key, n in nodes.items() if n.get("type") in kinds and key not in attempts and _ours(n)]
-
-
-def _ours(node: Tree) -> bool:
-    """Not the empty placeholder that a fan-out over nothing leaves."""
-    return bool(node.get("templateName")) or node.get("phase") in ("Skipped", "Omitted")
-
-
-def attempt_nodes(node: Tree, nodes: Mapping[str, Tree]) -> list[Tree]:
-    """Pods of a task, oldest first."""
-    if node.get("type") != "Retry":
-        return [node] if node.get("type") == "Pod" else []
-    found = [nodes[child] for child in node.get("children") or [] if child in nodes]
-    own = [n for n in found if str(n.get("name", "")).startswith(f"{node.get('name', '')}(")]
-    return sorted(own, key=lambda n: int(m.group(1)) if (m := _ATTEMPT.search(n["name"])) else 0)
-
-
-def pod_name(workflow: str, node: Tree) -> str:
-    """Argo's second naming rule: <workflow>-<template>-<hash>; a workflow of one pod is named after itself."""
-    number = str(node["id"]).rpartition("-")[2]
-    return workflow if node["id"] == workflow else f"{workflow}-{node.get('templateName', '')}-{number}"
-
-
 def _task(node: Tree, nodes: Mapping[str, Tree], workflow: str, by_node: Mapping[str, Tree]) -> Task:
     template = str(node.get("templateName") or node.get("displayName") or "")
     inputs = {p["name"]: str(p.get("value", "")) for p in (node.get("inputs") or {}).get("parameters") or []}
-    fold = _fold(node, template, inputs)
+    fold = fold_of(node, template, inputs)
     name = template if fold is None else f"{template}-{fold}"
     label = inputs.get("label") or (name if fold is None else str(node.get("displayName") or name))
-    task = Task(name, template, label, fold, outputs=_outputs(node), message=str(node.get("message", "")))
+    task = Task(name, template, label, fold, outputs=outputs_of(node), message=str(node.get("message", "")))
     for number, child in enumerate(attempt_nodes(node, nodes), start=1):
         pod = by_node.get(child["id"])
         task.attempts.append(_attempt(number, child, pod["metadata"]["name"] if pod else pod_name(workflow, child)))
-        step = _progress(child)
+        step = progress_of(child)
         task.step, task.total = step or (task.step, task.total)
     task.phase = _phase(node, task.attempts)
     return task
-
-
-def _fold(node: Tree, template: str, inputs: Mapping[str, str]) -> int | None:
-    if inputs.get("fold", "").isdecimal():
-        return int(inputs["fold"])
-    found = _FOLD_IN_NAME.search(str(node.get("name", ""))) if template == TRAIN else None
-    return int(found.group(2) or found.group(1)) if found else None
 
 
 def _phase(node: Tree, attempts: list[Attempt]) -> str:
@@ -273,41 +213,9 @@ def _attempt(number: int, node: Tree, pod: str) -> Attempt:
     ended = seconds(node.get("finishedAt")) if phase in OVER else None
     code = exit_code_of(node)
     why = why_ended(code, message, phase) if phase in (FAILED, ERROR) else ""
-    return Attempt(number, pod, str(node.get("hostNodeName", "")), phase, seconds(node.get("startedAt")), ended, code, why)
-
-
-def exit_code_of(node: Tree) -> int | None:
-    text = str((node.get("outputs") or {}).get("exitCode", ""))
-    if text.isdecimal():
-        return int(text)
-    found = _EXIT_CODE.search(str(node.get("message", "")))
-    return int(found.group(1)) if found else None
-
-
-def why_ended(code: int | None, message: str, phase: str = FAILED) -> str:
-    """In words, with the exit code where there is one."""
-    low = message.lower()
-    if "oomkilled" in low:
-        return "out of memory, killed by the kernel (exit 137)"
-    if "deadline" in low:
-        return f"attempt deadline reached{f' (exit {code})' if code else ''}"
-    if code is not None and code in _MEANING and phase != ERROR:
-        return f"{_MEANING[code]} (exit {code})"
-    return message or (f"exit {code}" if code is not None else phase.lower())
-
-
-def _progress(node: Tree) -> tuple[int, int] | None:
-    """`step/total` as the trainer reported it; Argo's own count of a pod is 0/1 or 1/1."""
-    step, _, total = str(node.get("progress", "")).partition("/")
-    return (int(step), int(total)) if step.isdecimal() and total.isdecimal() and int(total) > 1 else None
-
-
-def _outputs(node: Tree) -> dict[str, str]:
-    return {p["name"]: str(p.get("value", "")) for p in (node.get("outputs") or {}).get("parameters") or []}
-
-
-def _annotation(pod: Tree, name: str) -> str:
-    return str((pod["metadata"].get("annotations") or {}).get(name, ""))
+    return Attempt(
+        number, pod, str(node.get("hostNodeName", "")), phase, seconds(node.get("startedAt")), ended, code, why
+    )
 
 
 def _place(task: Task) -> tuple[int, int, float]:
@@ -333,7 +241,9 @@ def _add_pod(
     elif task.attempts:
         task.node = task.attempts[-1].node
     if task.phase == PENDING:
-        task.pending = pending_reason(pod, reasons.get(task.attempts[-1].pod, "") if task.attempts else "", task.message)
+        task.pending = pending_reason(
+            pod, reasons.get(task.attempts[-1].pod, "") if task.attempts else "", task.message
+        )
     if task.phase == RUNNING and task.step is not None and task.total is not None and task.step >= task.total > 0:
         task.phase = EVALUATING
     if task.phase != RUNNING:
@@ -342,7 +252,7 @@ def _add_pod(
         task.eta_s = max(0.0, (task.total - task.step) / task.rate)
     if alive and pod is not None and task.phase in (RUNNING, EVALUATING):
         log = logs.get(task.attempts[-1].pod)
-        heard = (log.seen if log else None) or _main_started(pod)
+        heard = (log.seen if log else None) or main_started(pod)
         task.silent_s = None if heard is None else max(0.0, now - heard)
     if task.phase in OVER and task.phase == SUCCEEDED:
         task.step = task.total if task.total is not None else task.step
@@ -360,68 +270,6 @@ def _add_log(task: Task, log: PodLog | None, now: float) -> None:
         task.rate = float(rate) if isinstance(rate, int | float) else None
     if log.checkpoint_time is not None:
         task.checkpoint_step, task.checkpoint_age_s = log.checkpoint_step, max(0.0, now - log.checkpoint_time)
-
-
-def container(pod: Tree, name: str = "main") -> Tree:
-    """A container's status, {} before there is one."""
-    found = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((c for c in found if c.get("name") == name), {})
-
-
-def _main_started(pod: Tree) -> float | None:
-    return seconds(((container(pod).get("state") or {}).get("running") or {}).get("startedAt"))
-
-
-def is_running(pod: Tree) -> bool:
-    """Whether its main container runs, so that there is a log to follow."""
-    return "running" in (container(pod).get("state") or {})
-
-
-def condition(pod: Tree, kind: str) -> Tree:
-    found = (pod.get("status") or {}).get("conditions") or []
-    return next((c for c in found if c.get("type") == kind), {})
-
-
-def pending_reason(pod: Tree | None, event: str, message: str) -> str:
-    """Why a pod waits: the scheduler's words, an image that can't be pulled, what the events say, Argo's own."""
-    if pod is None:
-        return event or message or "its pod is not made yet"
-    scheduled = condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for one in (pod.get("status") or {}).get(kind) or []:
-            waiting = (one.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
-                return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
-    return event or message or "its containers are being made"
-
-
-def suspicious(pod: Tree, now: float) -> bool:
-    """Whether the pod looks as if its node were gone, so that it's worth a look at the node."""
-    if (pod.get("status") or {}).get("reason") == "NodeLost" or (pod.get("status") or {}).get("phase") == "Unknown":
-        return True
-    if condition(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager":
-        return True
-    deleted = seconds(pod["metadata"].get("deletionTimestamp"))  # already with the grace added
-    if deleted is not None and now - deleted > TERMINATING_TOO_LONG:
-        return True
-    return is_running(pod) and condition(pod, "Ready").get("status") in ("False", "Unknown")
-
-
-def main_dead_for(pod: Tree, now: float) -> float | None:
-    """Seconds since the main container was killed under an executor that goes on waiting; None when it isn't so.
-
-    A process of ours that dies is seen by the executor, which is PID 1 beside it. Only when PID 1 itself is killed does
-    nobody write down how it ended; the pod then stays Running, with its GPU, for ever.
-    """
-    ended = (container(pod).get("state") or {}).get("terminated") or {}
-    if (pod.get("status") or {}).get("phase") != RUNNING or pod["metadata"].get("deletionTimestamp"):
-        return None
-    if int(ended.get("exitCode", 0)) < 128 or "running" not in (container(pod, "wait").get("state") or {}):
-        return None
-    at = seconds(ended.get("finishedAt"))
-    return None if at is None else max(0.0, now - at)
 
 
 def _trouble(
@@ -457,5 +305,7 @@ def exit_code(study: Study) -> int | None:
         return 0
     if study.shutdown:
         return INTERRUPTED
-    codes = [task.attempts[-1].exit_code or 1 for task in study.tasks if task.phase in (FAILED, ERROR) and task.attempts]
+    codes = [
+        task.attempts[-1].exit_code or 1 for task in study.tasks if task.phase in (FAILED, ERROR) and task.attempts
+    ]
     return next((code for code in codes if code != GATE_FAILED), codes[0] if codes else 1)
