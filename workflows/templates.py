@@ -46,6 +46,7 @@ GPU_PARAMETERS: dict[str, tuple[str, str]] = {
     "only-folds": ("", "fold numbers to run, such as 0,2; empty: all"),
     "gpu-pool": ("ci-training-h100", "value of the node label `pool` for training"),
     "memory-mi": ("16384", "memory of a training pod, MiB; doubled in the attempt after an out-of-memory end"),
+    "cpus": ("4", "CPU cores that a training pod asks for"),
     "attempt-deadline-s": ("86400", "longest life of one attempt, seconds; it saves, and the next goes on"),
 }
 
@@ -94,15 +95,10 @@ def tolerations(pool: str) -> list[m.Toleration]:
     return [own, m.Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"), *lost]
 
 
-def main_patch(memory: str) -> str:
+def main_patch(memory: str, cpus: str) -> str:
     """Strategic merge patch of the pod: what the workflow API has no field for, or doesn't template."""
-    limits = {"memory": memory}
-    return json.dumps(
-        {
-            "terminationGracePeriodSeconds": 30,
-            "containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}],
-        }
-    )
+    resources = {"limits": {"memory": memory}, "requests": {"memory": memory, "cpu": cpus}}
+    return json.dumps({"terminationGracePeriodSeconds": 30, "containers": [{"name": "main", "resources": resources}]})
 
 
 def fixed_memory(parameter: str) -> str:
@@ -157,7 +153,7 @@ def pod(name: str, module: str, args: list[str], *, gpu: bool = False, **more: A
         command=["python", "-m", module],
         args=args,
         env=environment(),
-        resources=Resources(gpus=1, cpu_request=4) if gpu else Resources(cpu_request=1),
+        resources=Resources(gpus=1) if gpu else None,
         volumes=[
             ExistingVolume(name="feature-cache", claim_name=of_workflow("claim"), mount_path=CLAIM_MOUNT),
             EmptyDirVolume(name="outputs", mount_path=OUTPUTS_MOUNT),
@@ -167,7 +163,7 @@ def pod(name: str, module: str, args: list[str], *, gpu: bool = False, **more: A
         node_selector={"pool": pool},
         tolerations=tolerations(pool),
         retry_strategy=retry_strategy(),
-        pod_spec_patch=main_patch(memory),
+        pod_spec_patch=main_patch(memory, of_workflow("cpus") if gpu else "1"),
         security_context=m.SecurityContext(
             allow_privilege_escalation=False,
             read_only_root_filesystem=True,
