@@ -45,8 +45,9 @@ def masked_policy(logits: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.
     log pi of an invalid action is held at 0 and not at minus infinity, so that pi * log pi is 0 there and not NaN.
     """
     valid = mask != 0
-    shifted = logits - np.where(valid, logits, -np.inf).max(axis=1, keepdims=True)
-    exps = np.exp(np.where(valid, shifted, -np.inf))
+    shifted = np.where(valid, logits, -np.inf)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    exps = np.exp(shifted)
     total = exps.sum(axis=1, keepdims=True)
     return exps / total, np.where(valid, shifted - np.log(total), 0)
 

@@ -14,7 +14,9 @@ import numpy as np
 M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 W0, W1 = 0x9E3779B9, 0xBB67AE85
 KEY1 = 0x666F7868  # "foxh": the second key word; the first is the seed
-_MASK = np.uint64(0xFFFFFFFF)
+_MASK, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MULTIPLIERS = np.array([M1, M0])
+_BUMPS = np.arange(10, dtype=np.uint64)[:, None] * np.array([W0, W1], np.uint64)  # of the keys, by round
 
 
 class Purpose(IntEnum):
@@ -32,14 +34,21 @@ class Purpose(IntEnum):
 
 def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any = KEY1) -> tuple[np.ndarray, ...]:
     """Ten rounds over broadcast uint32 counters (c0..c3) and keys (k0, k1). Returns four uint32 arrays."""
-    words = np.broadcast_arrays(*(np.asarray(c, np.uint32) for c in (c0, c1, c2, c3)))
-    x0, x1, x2, x3 = (w.astype(np.uint64) for w in words)
-    key0, key1 = np.asarray(k0, np.uint64), np.asarray(k1, np.uint64)
-    for _ in range(10):
-        p0, p1 = M0 * x0, M1 * x2
-        x0, x1, x2, x3 = (p1 >> np.uint64(32)) ^ x1 ^ key0, p1 & _MASK, (p0 >> np.uint64(32)) ^ x3 ^ key1, p0 & _MASK
-        key0, key1 = (key0 + np.uint64(W0)) & _MASK, (key1 + np.uint64(W1)) & _MASK
-    return tuple(x.astype(np.uint32) for x in (x0, x1, x2, x3))
+    counters = [np.asarray(c, np.uint32) for c in (c0, c1, c2, c3)]
+    keys = np.broadcast_arrays(np.asarray(k0, np.uint64), np.asarray(k1, np.uint64))
+    shape = np.broadcast_shapes(*(c.shape for c in counters), keys[0].shape)
+    # Words 2 and 0 are multiplied, words 1 and 3 are mixed in: two arrays [2, ...] halve the number of NumPy calls.
+    left, right = np.empty((2, *shape), np.uint64), np.empty((2, *shape), np.uint64)
+    left[0], left[1], right[0], right[1] = counters[2], counters[0], counters[1], counters[3]
+    by = _MULTIPLIERS.reshape(2, *(1,) * len(shape))
+    key = np.stack(keys).reshape(2, *(1,) * (len(shape) - keys[0].ndim), *keys[0].shape)
+    for round_key in (key + _BUMPS.reshape(10, *by.shape)) & _MASK:
+        product = left * by
+        # x0' = high(M1 x2) ^ x1 ^ k0, x2' = high(M0 x0) ^ x3 ^ k1; x1' = low(M1 x2), x3' = low(M0 x0)
+        left = ((product >> _32) ^ right ^ round_key)[::-1]
+        right = product & _MASK
+    x0, x2 = left[1], left[0]
+    return tuple(x.astype(np.uint32) for x in (x0, right[0], x2, right[1]))
 
 
 def uniform(words: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
