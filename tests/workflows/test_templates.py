@@ -123,7 +123,9 @@ def test_outputs_have_defaults_and_lie_on_a_volume(trees: dict[str, Any]) -> Non
 
 def test_only_training_takes_a_gpu(trees: dict[str, Any]) -> None:
     with_gpu = [
-        p["name"] for p in pods(trees["alpha-rl"]) if "nvidia.com/gpu" in json.dumps(p["container"]["resources"])
+        p["name"]
+        for p in pods(trees["alpha-rl"])
+        if "nvidia.com/gpu" in json.dumps(p["container"].get("resources", {}))
     ]
     assert with_gpu == ["train"]
 
