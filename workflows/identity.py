@@ -122,6 +122,17 @@ def code_branch() -> str:
         return ""
 
 
+def branch_commit(branch: str) -> str:
+    """Commit that a branch points to: as the remote had it when last fetched, else here; "" when unknown."""
+    root = Path(__file__).resolve().parents[1]
+    for ref in (f"refs/remotes/origin/{branch}", f"refs/heads/{branch}"):
+        try:
+            return _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        except (OSError, subprocess.CalledProcessError):
+            continue
+    return ""
+
+
 def _git(root: Path, *args: str) -> str:
     return subprocess.run(["git", "-C", str(root), *args], check=True, capture_output=True, text=True).stdout.strip()
 

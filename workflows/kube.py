@@ -56,9 +56,11 @@ class Kube:
 
         Raises UsageError: no kubeconfig, a damaged one, an unknown context.
         """
+        path, asked = kubeconfig(), context
+        if not path and not in_cluster():
+            raise UsageError(no_cluster())
         from kubernetes import client, config
 
-        path, asked = kubeconfig(), context
         settings = client.Configuration()
         if path:
             context = choose_context(path, context)
@@ -66,12 +68,10 @@ class Kube:
                 config.load_kube_config(path, context=context, client_configuration=settings)
             except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
                 raise UsageError(f"{path}: context {context!r} can't be used: {error}\n{_CHECK_CONTEXTS}") from None
-        elif _TOKEN.exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
+        else:
             context = context or "in-cluster"
             config.load_incluster_config(client_configuration=settings)
             namespace = namespace or _TOKEN.with_name("namespace").read_text().strip()
-        else:
-            raise UsageError(no_cluster())
         settings.retries = _retries()
         api = client.ApiClient(settings)
         _limit_waits(api.rest_client)
@@ -88,7 +88,7 @@ class Kube:
         except ApiException as error:
             raise self._refused(error) from None
         except HTTPError as error:
-            raise ClusterError(f"{self._who()} does not answer: {_cause(error)}\n{_CHECK_SERVER}") from None
+            raise ClusterError(f"{self.who()} does not answer: {_cause(error)}\n{_CHECK_SERVER}") from None
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -194,11 +194,11 @@ class Kube:
             names = []
         hint = nearest(self.namespace, names)
         todo = f"name another with --namespace, or make it: {self.kubectl(f'create namespace {self.namespace}')}"
-        return ClusterError(f"namespace {self.namespace!r}: not on {self._who()}{hint}\n{todo}", 404)
+        return ClusterError(f"namespace {self.namespace!r}: not on {self.who()}{hint}\n{todo}", 404)
 
     def kubectl(self, words: str) -> str:
         """A kubectl line for the same cluster."""
-        flag = f" --context {self.context}" if self.context and self.context != "in-cluster" else ""
+        flag = f" --context {self.asked}" if self.asked else ""
         return f"kubectl{flag} {words}"
 
     def install_hint(self) -> str:
@@ -216,7 +216,7 @@ class Kube:
     def _kind(self, plural: str) -> dict[str, str]:
         return {"group": GROUP, "version": VERSION, "namespace": self.namespace, "plural": plural}
 
-    def _who(self) -> str:
+    def who(self) -> str:
         return f"cluster {self.server}" + (f" (context {self.context})" if self.context else "")
 
     def _absent(self, kind: str, name: str, names: list[str], todo: str) -> ClusterError:
@@ -236,7 +236,7 @@ class Kube:
         if status == 404 and f'namespaces "{self.namespace}" not found' in said:
             return self.missing_namespace()
         if status == 404 and said.strip() in _UNKNOWN_KIND:
-            said = f"{self._who()} has no Argo Workflows (no {GROUP}/{VERSION})"
+            said = f"{self.who()} has no Argo Workflows (no {GROUP}/{VERSION})"
             return ClusterError(f"{said}\ninstall it, or choose another context with --context", status, reason)
         todo = {
             401: f"log in again and check with: {self.kubectl('auth whoami')}",
@@ -247,7 +247,7 @@ class Kube:
             422: "correct what it names",
             429: "the server is busy; try again",
         }.get(status, "try again; if it stays so, ask the cluster's owner")
-        what = f"{self._who()}" + {401: " refuses the credentials", 403: " forbids it"}.get(status, "")
+        what = f"{self.who()}" + {401: " refuses the credentials", 403: " forbids it"}.get(status, "")
         return ClusterError(f"{what}: {said} ({status})\n{todo}", status, reason)
 
 
@@ -262,6 +262,11 @@ def kubeconfig() -> str:
     text = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     there = [path for path in text.split(os.pathsep) if path and os.path.exists(os.path.expanduser(path))]
     return os.pathsep.join(there)
+
+
+def in_cluster() -> bool:
+    """Whether this is a pod with a service account."""
+    return _TOKEN.exists() and "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def no_cluster() -> str:

@@ -3,38 +3,45 @@
 python -m workflows.submit --folds 3                                    the synthetic market
 python -m workflows.submit --folds 3 --data esh4.mbo.dbn.zst --set env.fee_ticks=0.2
 python -m workflows.submit --folds 3 --run-id again --only-folds 0,2
+python -m workflows.submit --folds 3 --data s3://market/ESH4.mbo.dbn.zst --backend argo --watch
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from workflows import identity
-from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Runs, run_command
+from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Context, Namespace, Runs, run_command
 from workflows.errors import UsageError, nearest
 from workflows.hardware import gpus, hardware, side_by_side
+from workflows.launch import (
+    AsJson,
+    Backend,
+    DryRun,
+    How,
+    More,
+    Watch,
+    choose,
+    name_values,
+    refuse_for_cluster,
+    refuse_here,
+    run,
+)
 
 RECIPES = ["alpha-rl"]
 DEFAULT_DATA = "synthetic:signal=0.75"
 
 
-class Backend(StrEnum):
-    auto = "auto"
-    argo = "argo"
-    local = "local"
-
-
 def main(
     folds: Annotated[int, typer.Option(help="walk-forward folds, 1 to 100")] = 3,
     recipe: Annotated[str, typer.Option(help=f"one of {', '.join(RECIPES)}")] = RECIPES[0],
-    data: Annotated[str, typer.Option(help=f"market data: file, folder or URI; none: {DEFAULT_DATA}")] = "",
-    config: Annotated[str, typer.Option(help="profile or TOML file; none: cpu-demo without a GPU, else small")] = "",
+    data: Annotated[str, typer.Option(help="file, folder or URI; none: the cluster's, here the synthetic market")] = "",
+    config: Annotated[str, typer.Option(help="profile or TOML file; none: as the cluster or hardware says")] = "",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, repeatable")] = None,
     symbol: Annotated[str, typer.Option(help="instrument of a file with several (data.symbol)")] = "",
     sample: Annotated[str, typer.Option(help="100ms, 1s, 1m, event or volume:N (data.sample)")] = "",
@@ -42,22 +49,28 @@ def main(
     n_steps: Annotated[int | None, typer.Option(min=1, help="training steps a fold; none: the profile's")] = None,
     n_backtests: Annotated[int | None, typer.Option(min=1, help="parallel backtests; none: the profile's")] = None,
     per_capacity: Annotated[int | None, typer.Option(min=1, help="replay capacity; none: the profile's")] = None,
-    gpu_pool: Annotated[str, typer.Option(help="node pool for training (cluster)")] = "ci-training-h100",
-    cpu_pool: Annotated[str, typer.Option(help="node pool for the rest (cluster)")] = "ci-compile-cpu",
+    gpu_pool: Annotated[str, typer.Option(help="node pool for training; none: the cluster's template's")] = "",
+    cpu_pool: Annotated[str, typer.Option(help="node pool for the rest; none: the cluster's template's")] = "",
+    image: Annotated[str, typer.Option(help="image of the pods; none: the branch's or the template's")] = "",
     git_branch: Annotated[str, typer.Option(help="refuse code of another branch")] = "",
     run_id: Annotated[str, typer.Option(help="name of the run; none: derived from code, config and data")] = "",
     only_folds: Annotated[str, typer.Option(help="fold numbers to run, such as 0,2")] = "",
     backend: Annotated[Backend, typer.Option(help="where to run")] = Backend.auto,
-    watch: Annotated[bool, typer.Option("--watch", help="follow the study; always so on this machine")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would run, start nothing")] = False,
+    context: Context = "",
+    namespace: Namespace = "",
+    more: More = None,
+    watch: Watch = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side here; none: as cores allow")] = None,
     runs: Runs = DEFAULT_RUNS,
     cache: Cache = DEFAULT_CACHE,
 ) -> int:
     """Run a walk-forward study: precompute, one training a fold, gate and report.
 
-    The same command goes on where an interrupted one stopped. Ends with 0 passed, 3 gate failed, 2 wrong flags,
-    settings or data, 75 interrupted with the state saved.
+    On the cluster of the kubeconfig when one answers within 2 s, else the same workflow on this machine.
+    The same command goes on where an interrupted one stopped. Ends with 0 passed (or submitted), 3 gate failed,
+    2 wrong flags, settings or data, 75 interrupted with the state saved.
 
     Example: python -m workflows.submit --folds 3 --data esh4.mbo.dbn.zst --set env.fee_ticks=0.2
     """
@@ -67,24 +80,28 @@ def main(
     only_folds = identity.check_only_folds(only_folds, folds)
     if run_id:
         identity.check_run_id(run_id)
-    where = choose_backend(backend)
-    profile, profile_why = choose_config(config)
     flags = {"data.symbol": symbol, "data.sample": sample, "data.tick_size": tick_size}
-    free = ";".join([*(overrides or []), *(f"{key}={value}" for key, value in flags.items() if value)])
     numbers = {"n-steps": n_steps, "n-backtests": n_backtests, "per-capacity": per_capacity}
-    parameters = {
-        "data": data or DEFAULT_DATA,
-        "config": profile,
-        "set": free,
+    asked = {
+        "data": data,
+        "config": config,
+        "set": ";".join([*(overrides or []), *(f"{key}={value}" for key, value in flags.items() if value)]),
         "folds": str(folds),
         **{name: "" if value is None else str(value) for name, value in numbers.items()},
         "git-branch": git_branch,
         "only-folds": only_folds,
-        "gpu-pool": gpu_pool,
-        "cpu-pool": cpu_pool,
-        "runs": str(runs),
-        "cache": str(cache),
+        "run-id": run_id,
     }
+    cluster, where = choose(backend, context, namespace, offline=dry_run)
+    if cluster:
+        refuse_for_cluster(jobs=jobs, runs=runs != DEFAULT_RUNS, cache=cache != DEFAULT_CACHE)
+        pools = {"gpu-pool": gpu_pool, "cpu-pool": cpu_pool, "image": image}
+        given = {name: value for name, value in {**asked, **pools}.items() if value}
+        how = How(watch, dry_run, as_json)
+        return run(cluster, recipe, {**given, **name_values(more or [])}, same_command(), how)
+    refuse_here(context=context, namespace=namespace, parameter=more, image=image, json=as_json)
+    profile, profile_why = choose_config(config)
+    parameters = {**asked, "data": data or DEFAULT_DATA, "config": profile, "runs": str(runs), "cache": str(cache)}
     parameters["run-id"], run_why = settle_run_id(run_id, parameters)
     jobs = jobs or side_by_side(folds)
     print(f"backend  local ({where})")
@@ -124,18 +141,6 @@ def planned(workflow: dict[str, Any], parameters: dict[str, str]) -> list[str]:
             words = words.replace(f"{{{{workflow.parameters.{name}}}}}", value or "''")
         lines.append(f"  {task['name']}: {words}")
     return lines
-
-
-def choose_backend(wanted: Backend) -> str:
-    """Why this machine; raises when the cluster was demanded."""
-    if wanted is Backend.argo:
-        raise UsageError("--backend argo: not there yet in this version\nuse --backend local, or leave the flag out")
-    if wanted is Backend.local:
-        return "as asked"
-    config = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    if not os.path.exists(config.split(os.pathsep)[0]):
-        return "no cluster configured: no kubeconfig"
-    return f"{config} is there, but this version does not submit to clusters yet"
 
 
 def choose_config(config: str) -> tuple[str, str]:

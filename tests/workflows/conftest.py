@@ -5,12 +5,16 @@ import importlib
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.workflows.fake_api import ARGO, CORE, FakeApi, Server, write_kubeconfig
 from workflows.cli import invoke
 from workflows.local import LocalRunner, Outcome
 
@@ -24,6 +28,26 @@ def fake_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOXHUNT_LOCAL_BACKOFF", "0")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FOXHUNT_COMMIT", "0123456789abcdef")
+    monkeypatch.setenv("KUBECONFIG", "/no/such/kubeconfig")  # no test finds the cluster of whoever runs it
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    """A fake cluster, reached by KUBECONFIG, with the namespace and the templates."""
+    fake = FakeApi()
+    with Server(fake):
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", fake.url)))
+        fake.put(CORE)
+        for name, tree in rendered_templates().items():
+            fake.objects[f"{ARGO}/workflowtemplates/{name}"] = deepcopy(tree)
+        yield fake
+
+
+@cache
+def rendered_templates() -> dict[str, Any]:
+    from workflows import render
+
+    return render.rendered_templates()
 
 
 def template(name: str, body: str, **more: Any) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def waiting(cwd: Path, run_id: str, folds: int) -> bool:
 def test_a_study_from_start_to_verdict(command: Commands, tmp_path: Path) -> None:
     done = command("submit", "--folds", "2", "--n-steps", "30", "--set", "env.fee_ticks=0.2")
     assert done.returncode == 0, done.stderr
-    assert "backend  local (no cluster configured" in done.stdout or "does not submit to clusters yet" in done.stdout
+    assert "backend  local (no cluster configured" in done.stdout
     assert "gate table: every criterion met" in done.stdout
     run_id = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("run-id"))
     assert f"report: {RUN / run_id / 'report.html'}" in done.stdout
@@ -182,7 +182,7 @@ def test_only_folds(command: Commands, tmp_path: Path) -> None:
         (["--fold", "3"], "unknown option --fold (did you mean '--folds'?)"),
         (["--zzz"], "unknown option --zzz; known: --folds"),
         (["--data", "nope.csv"], "--data nope.csv: no such file or folder"),
-        (["--backend", "argo"], "--backend argo: not there yet"),
+        (["--backend", "argo"], "no cluster configured: KUBECONFIG="),
         (["--recipe", "alpha-r"], "did you mean 'alpha-rl'?"),
         (["--set", "nonsense=1"], "--set nonsense: unknown key"),
         (["--set", "folds.folds=3"], "use --folds"),

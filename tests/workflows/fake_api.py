@@ -1,0 +1,189 @@
+"""An API server in this process: keeps objects by path, answers as Kubernetes does, records what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+ARGO = "/apis/argoproj.io/v1alpha1/namespaces/foxhunt"
+CORE = "/api/v1/namespaces/foxhunt"
+LISTS = {
+    "namespaces": "NamespaceList",
+    "nodes": "NodeList",
+    "pods": "PodList",
+    "events": "EventList",
+    "resourcequotas": "ResourceQuotaList",
+    "limitranges": "LimitRangeList",
+    "workflows": "WorkflowList",
+    "workflowtemplates": "WorkflowTemplateList",
+    "deployments": "DeploymentList",
+}
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+
+
+@dataclass
+class FakeApi:
+    """`objects`: path -> object. `answers`: path -> (status, body) instead. `denied`: (verb, resource) of no right."""
+
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    denied: set[tuple[str, str]] = field(default_factory=set)
+    token: str = "right"
+    requests: list[Request] = field(default_factory=list)
+    url: str = ""
+
+    def put(self, path: str, **tree: Any) -> dict[str, Any]:
+        tree.setdefault("metadata", {}).setdefault("name", path.rpartition("/")[2])
+        self.objects[path] = tree
+        return tree
+
+    def asked(self, method: str, part: str = "") -> list[Request]:
+        return [r for r in self.requests if r.method == method and part in r.path]
+
+    def answer(self, request: Request, token: str) -> tuple[int, Any]:
+        if token != f"Bearer {self.token}":
+            return status(401, "Unauthorized", "Unauthorized")
+        if request.path in self.answers:
+            return self.answers[request.path]
+        if request.path == "/version":
+            return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.4", **VERSION_REST}
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            return 201, self.review(request.body)
+        verb = self.verb(request)
+        resource = request.path.split("/")[-1 if verb in ("list", "create") else -2]
+        if (verb, resource) in self.denied:
+            return status(403, "Forbidden", f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"')
+        return getattr(self, verb)(request, resource)
+
+    def verb(self, request: Request) -> str:
+        if request.method == "GET":
+            return "list" if request.path.rpartition("/")[2] in LISTS else "get"
+        return {"POST": "create", "PUT": "update"}[request.method]
+
+    def get(self, request: Request, resource: str) -> tuple[int, Any]:
+        name = request.path.rpartition("/")[2]
+        found = self.objects.get(request.path)
+        return (200, found) if found else status(404, "NotFound", f'{resource} "{name}" not found')
+
+    def list(self, request: Request, resource: str) -> tuple[int, Any]:
+        wanted = dict(pair.split("=") for pair in request.query.get("labelSelector", "").split(",") if pair)
+        # pods of all namespaces, or of one
+        prefix, plural = request.path.rpartition("/")[0], request.path.rpartition("/")[2]
+        everywhere = prefix == "/api/v1" and plural == "pods"
+        items = [
+            tree
+            for path, tree in self.objects.items()
+            if path.rpartition("/")[0] == request.path or (everywhere and path.split("/")[-2] == "pods")
+        ]
+        items = [t for t in items if wanted.items() <= t["metadata"].get("labels", {}).items()]
+        return 200, {"kind": LISTS[resource], "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
+
+    def create(self, request: Request, resource: str) -> tuple[int, Any]:
+        space = request.path.split("/namespaces/")[1].split("/")[0]
+        if f"/api/v1/namespaces/{space}" not in self.objects:
+            return status(404, "NotFound", f'namespaces "{space}" not found')
+        made = json.loads(json.dumps(request.body))
+        made["metadata"].setdefault("name", made["metadata"].get("generateName", "") + "abcde")
+        path = f"{request.path}/{made['metadata']['name']}"
+        if path in self.objects:
+            return status(409, "AlreadyExists", f'{resource} "{made["metadata"]["name"]}" already exists')
+        if request.query.get("dryRun") != "All":
+            self.objects[path] = made
+        return 201, made
+
+    def update(self, request: Request, resource: str) -> tuple[int, Any]:
+        if request.path not in self.objects:
+            return status(404, "NotFound", f"{resource} not found")
+        if request.query.get("dryRun") != "All":
+            self.objects[request.path] = request.body
+        return 200, request.body
+
+    def review(self, body: Any) -> dict[str, Any]:
+        asked = body["spec"]["resourceAttributes"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        return {**body, "status": {"allowed": (asked["verb"], resource) not in self.denied}}
+
+
+VERSION_REST = {
+    "buildDate": "2026-01-01T00:00:00Z",
+    "compiler": "gc",
+    "gitCommit": "0",
+    "gitTreeState": "clean",
+    "goVersion": "go1.26",
+    "platform": "linux/amd64",
+}
+
+
+def status(code: int, reason: str, message: str) -> tuple[int, Any]:
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message}
+    return code, {**body, "code": code, "metadata": {}}
+
+
+class Server:
+    """Serves a FakeApi on a loopback port while the `with` block runs."""
+
+    def __init__(self, api: FakeApi) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def handle_any(self) -> None:
+                url = urlsplit(self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                query = {k: v[-1] for k, v in parse_qs(url.query).items()}
+                request = Request(self.command, url.path.rstrip("/"), query, body)
+                api.requests.append(request)
+                code, tree = api.answer(request, self.headers.get("Authorization", ""))
+                raw = isinstance(tree, str)
+                data = tree.encode() if raw else json.dumps(tree).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "text/plain" if raw else "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        api.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def write_kubeconfig(path: Path, server: str, token: str = "right") -> Path:
+    """A kubeconfig with two contexts, `here` (current) and `elsewhere`."""
+    tree = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "fake", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": token}}],
+        "contexts": [{"name": name, "context": {"cluster": "fake", "user": "me"}} for name in ("here", "elsewhere")],
+    }
+    path.write_text(yaml.safe_dump(tree))
+    return path
