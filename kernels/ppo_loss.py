@@ -67,7 +67,8 @@ def _value(
     """l_v = mean of max((v - R)^2, (v_clipped - R)^2) / 2 -> its gradient by v [M]; writes l_v and value_mean."""
     share = _shares(live, value.dtype)
     error = np.where(live, value - returns, 0)
-    held = np.where(live, value_old + np.clip(value - value_old, -clip, clip) - returns, 0)
+    # The value itself is clipped and not its change: inside the clip the two errors are the same to the last bit.
+    held = np.where(live, np.clip(value, value_old - clip, value_old + clip) - returns, 0)
     isv[SLOTS["l_v"]] = (np.maximum(error**2, held**2) * share).sum() / 2
     isv[SLOTS["value_mean"]] = (value * share).sum()
     # Where the clipped error is the larger one, v lies outside the clip and does not move it.

@@ -19,7 +19,7 @@ TINY = {
     "folds": {"folds": 1},
     "env": {"n_backtests": 16, "episode_len": 12, "drawdown_ticks": 6.0},
     "net": {"d_model": 8, "layers": 2, "window": 6, "d_state": 4, "headdim": 8, "hidden": 8, "backbone": 8},
-    "learn": {"batch": 8, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9},
+    "learn": {"batch": 16, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9, "seed": 5},
 }
 VARIANTS = {
     "gradient above the clip": {"grad_clip": 0.05},
