@@ -105,7 +105,13 @@ KERNEL = Kernel(
         Arg("norm", REAL, "in", "1", "global norm of grad"),
         Arg("count", "int64", "inout", "1", "updates done; advanced here"),
         Arg("bad", "int32", "inout", "1", "raised to 1 when norm is not finite; the host reads and lowers it"),
-        Arg("parts", REAL, "out", f"SEG,3,{PARTS}", "first-level sums of change^2, param^2, (param - target)^2"),
+        Arg(
+            "parts",
+            REAL,
+            "inout",
+            f"SEG,3,{PARTS}",
+            "first-level sums of change^2, param^2, (param - target)^2; kept when norm is not finite",
+        ),
         Arg(
             "isv",
             REAL,

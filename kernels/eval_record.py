@@ -38,7 +38,7 @@ KERNEL = Kernel(
     args=(
         Arg("cursor", "int64", "inout", "1", "lines written; the log has room for one more"),
         *(Arg(name, dtype, "in", "B") for name, dtype in RECORDED),
-        *(Arg(f"log_{name}", dtype, "out", "T,B") for name, dtype in RECORDED),
+        *(Arg(f"log_{name}", dtype, "inout", "T,B", "line `cursor` is written") for name, dtype in RECORDED),
     ),
     reference=_reference,
     tolerance=(0.0, 0.0, "a copy"),

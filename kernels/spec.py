@@ -58,7 +58,7 @@ class Kernel:
     name: str
     args: tuple[Arg, ...]
     reference: Callable[..., None]
-    launcher: Launch | None = None  # for the CUDA side
+    launcher: Launch | None = None  # for the CUDA side; comes with NAME.cu, None as long as there is none
     tolerance: tuple[float, float, str] = (1e-6, 1e-5, "float32 rounding")
     constants: Mapping[str, Any] = field(default_factory=dict)  # #define'd before the CUDA source
 

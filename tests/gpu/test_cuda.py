@@ -1,11 +1,14 @@
 """The vocabulary on a GPU: each kernel against its float64 reference, eager equal to captured bit for bit."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from kernels import adam_arena, gather_windows, grad_norm, policy_sample
+from kernels import adam_arena, gather_windows, grad_norm
 from kernels.isv import GROUPS, SIZE, SLOTS
 from kernels.spec import Arg, Kernel
+from tests.kernels.cases import CASES, RUNS
 from trainer.device.base import NumpyDevice, open_device
 from trainer.device.cuda import CudaDevice, why_unavailable
 from trainer.device.fields import Field, allocate
@@ -14,97 +17,83 @@ from trainer.errors import UsageError
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
 
 STEPS = 23
-SIZES = (1, 255, 256, 257, 4096 * 256 + 1)  # 1, block - 1, block, block + 1, one above threads * blocks
 
 
-def compare(kernel, host_args, exact=()):
-    """Runs the kernel on the GPU in float32 and its reference in float64 and float32; error at most twice float32's."""
-    device = CudaDevice()
-    outs = [(i, a.name) for i, a in enumerate(kernel.args) if a.role in ("out", "inout")]
+@pytest.fixture(scope="module")
+def device():
+    return CudaDevice()
 
-    def typed(values, real):
-        return [
-            np.array(v, real if a.dtype == "real" else a.dtype) if a.role != "scalar" else v
-            for a, v in zip(kernel.args, values)
-        ]
 
-    gpu = []
-    for a, v in zip(kernel.args, typed(host_args, np.float32)):
-        if a.role == "scalar":
-            gpu.append(v)
-            continue
-        array = device.empty(v.shape, v.dtype)
-        device.fill(array, v if a.role != "out" else np.full_like(v, 77))
-        gpu.append(array)
+def on_gpu(device, case, values):
+    """The case's arrays in float32 on the GPU, outputs poisoned as on the CPU."""
+    arrays = []
+    for value in case.typed(values, np.float32):
+        if isinstance(value, np.ndarray):
+            array = device.empty(value.shape, value.dtype)
+            device.fill(array, value)
+            value = array
+        arrays.append(value)
+    device.cp.cuda.Device().synchronize()  # a copy to the GPU is not ordered before launches on another stream
+    return arrays
+
+
+def run(device, case, values):
+    """One launch -> the host copies of what it wrote, by name."""
+    arrays = on_gpu(device, case, values)
     with device.main.stream:
-        device.launch(kernel, *gpu)
-    single, double = typed(host_args, np.float32), typed(host_args, np.float64)
-    kernel.reference(*single)
-    kernel.reference(*double)
-    atol, rtol, _ = kernel.tolerance
-    for i, name in outs:
-        got, ref = device.to_host(gpu[i]), double[i]
-        if name in exact or got.dtype.kind in "iu":
-            assert (got == ref).all(), name
+        device.launch(case.kernel, *arrays)
+    return {arg.name: device.to_host(arrays[i]) for i, arg in case.written()}
+
+
+def compare(device, case, size):
+    """A kernel in float32 on the GPU against its float64 reference: within its tolerance of it, or at most twice as far
+    as the float32 reference is; integers equal; a second launch gives the same bits."""
+    values = case.values(size)
+    got, again = run(device, case, values), run(device, case, values)
+    single, double = case.typed(values, np.float32), case.typed(values, np.float64)
+    for reference in (single, double):
+        case.kernel.reference(*reference)
+    atol, rtol, _ = case.kernel.tolerance
+    for i, arg in case.written():
+        ours, want = got[arg.name], double[i].astype(np.float64)
+        assert ours.tobytes() == again[arg.name].tobytes(), f"{arg.name}: two launches differ"
+        if case.exact(arg):
+            np.testing.assert_array_equal(ours, double[i], err_msg=arg.name)
             continue
-        own = np.abs(single[i].astype(np.float64) - ref)
-        bound = np.maximum(2 * own, atol + rtol * np.abs(ref))
-        assert np.isfinite(got).all(), name
-        assert (np.abs(got - ref) <= bound).all(), f"{name}: worst {np.max(np.abs(got - ref) - bound)}"
+        assert np.isfinite(ours).all(), f"{arg.name}: not written, or not finite"
+        own = np.abs(single[i] - want).max()
+        beyond = np.abs(ours - want) - np.maximum(2 * own, atol + rtol * np.abs(want))
+        at = np.unravel_index(beyond.argmax(), beyond.shape)
+        assert beyond[at] <= 0, (
+            f"{arg.name}{[int(k) for k in at]}: {ours[at]}, not {want[at]}; float32 NumPy is off by {own} at most"
+        )
 
 
-@pytest.mark.parametrize("rows", [1, 255, 257, 1024])
-def test_gather_windows(rows):
-    rng = np.random.default_rng(rows)
-    n, f, k = 5000, 56, 32
-    features = rng.normal(size=(n, f)).astype(np.float32) * 3
-    args = [
-        rng.integers(k - 1, n, rows), features, rng.normal(size=f), rng.uniform(0.5, 2, f), rng.uniform(size=n),
-        np.zeros((rows, k, f)), np.zeros(rows),
-    ]  # fmt: skip
-    compare(gather_windows.KERNEL, args)
+def skip_untranslated(kernel):
+    if not kernel.source.exists():
+        pytest.skip(f"{kernel.name}: no CUDA source yet")
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_grad_norm(size):
-    rng = np.random.default_rng(size)
-    compare(grad_norm.KERNEL, [rng.normal(size=size), np.zeros(grad_norm.PARTS), np.zeros(1), np.zeros(SIZE)])
+@pytest.mark.parametrize("case, size", RUNS, ids=[f"{case.id}-{size}" for case, size in RUNS])
+def test_kernel_equals_its_reference(device, case, size):
+    skip_untranslated(case.kernel)
+    compare(device, case, size)
 
 
-@pytest.mark.parametrize("size", [64, 63 * 64, 1_000_000])
-def test_adam_arena(size):
-    rng = np.random.default_rng(size)
-    isv = np.zeros(SIZE)
-    isv[SLOTS["tau"]] = 0.01
-    for g in GROUPS:
-        isv[SLOTS[f"lr_{g}"]] = 1e-3
-    cut = size // 3
-    args = [
-        rng.normal(size=size), rng.normal(size=size), rng.normal(size=size) * 0.1, rng.uniform(0.1, 1, size),
-        rng.normal(size=size), [0, cut], [cut, size - 1], [0, 3], [float(np.sqrt(size))], [4], [0],
-        np.zeros((2, 3, grad_norm.PARTS)), isv, 0.9, 0.99, 1e-8, 1.0, 1000,
-    ]  # fmt: skip
-    compare(adam_arena.KERNEL, args)
-
-
-def test_policy_sample_draws_what_the_reference_draws():
-    rng = np.random.default_rng(5)
-    for b in (1, 7, 8, 9, 1025):
-        mask = (rng.uniform(size=(b, 11)) < 0.5).astype(np.uint8)
-        mask[:, 2] = 1
-        floats = [np.zeros(b) for _ in range(3)]
-        args = [
-            rng.normal(size=(b, 256)) * 2,
-            mask,
-            [2**33 + 5],
-            1234,
-            0.02,
-            np.zeros(b),
-            *floats,
-            np.zeros(b),
-            np.zeros(b),
-        ]
-        compare(policy_sample.KERNEL, args)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_captured_kernel_equals_eager_at_every_launch(case):
+    skip_untranslated(case.kernel)
+    values, sides = case.values(min(case.sizes)), []
+    for graphs in (False, True):
+        device = CudaDevice(graphs=graphs)
+        arrays = on_gpu(device, case, values)
+        sides.append((device, arrays, device.region(partial(device.launch, case.kernel, *arrays), case.kernel.name)))
+    for _ in range(5):
+        for _, _, region in sides:
+            region()
+        for i, arg in case.written():
+            eager, captured = (device.to_host(arrays[i]) for device, arrays, _ in sides)
+            assert eager.tobytes() == captured.tobytes(), arg.name
 
 
 def test_gemm_orientations_and_tf32():

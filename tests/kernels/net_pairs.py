@@ -91,35 +91,6 @@ def check_gradients(pair: Pair) -> None:
             assert abs(numeric - exact) / scale < THRESHOLD, (pair.backward.name, name)
 
 
-def check_twice(pair: Pair) -> None:
-    """A second backward over fresh poisoned outputs gives the same bits: nothing stale is read, nothing added to."""
-    weights, kept = output_weights(pair), run_forward(pair)
-    first, second = (run_backward(pair, kept, weights)[1] for _ in range(2))
-    for name in first:
-        assert np.isfinite(first[name]).all(), name
-        np.testing.assert_array_equal(first[name], second[name])
-
-
-def check_float32(pair: Pair) -> None:
-    """float32 stays float32, within the kernel's own tolerance of float64 for the same (rounded) inputs."""
-    pair.inputs = {k: v.astype(np.float32).astype(np.float64) for k, v in pair.inputs.items()}
-    weights = {k: v.astype(np.float32).astype(np.float64) for k, v in output_weights(pair).items()}
-    narrow, wide = run_forward(pair, np.float32), run_forward(pair)
-    for arg in pair.forward.args:
-        if arg.role in ("out", "inout"):
-            _close(pair.forward, narrow[arg.name], wide[arg.name])
-    rounded = {k: v.astype(np.float32).astype(np.float64) if hasattr(v, "astype") else v for k, v in wide.items()}
-    for name, got in run_backward(pair, rounded, weights, np.float32)[1].items():
-        _close(pair.backward, got, run_backward(pair, rounded, weights)[1][name])
-
-
-def _close(kernel: Kernel, got: np.ndarray, want: np.ndarray) -> None:
-    atol, rtol, _ = kernel.tolerance
-    assert got.dtype == np.float32
-    scale = np.abs(want).max()  # sums of cancelling terms are as exact as their largest term
-    assert (np.abs(got - want) <= atol * max(scale, 1) + rtol * np.abs(want)).all(), kernel.name
-
-
 def vectors(partial: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> Arrays:
     """Gradients of vector parameters from the windows' partial rows; the padding between them must be zero."""
     where, size = place(shapes)

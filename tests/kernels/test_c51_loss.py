@@ -159,34 +159,3 @@ def test_q_mean_is_the_expected_return_of_the_actions_taken():
     batch.arrays["out"] = np.concatenate([sharp({0: 1, 1: 4, 2: -2}, 3), np.zeros((3, W))])
     batch.arrays["q_action"] = np.array([0, 1, 2], np.int32)
     assert run(batch)[2][SLOTS["q_mean"]] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("m", [1, 63, 64, 65])
-def test_float32_stays_near_float64(m):
-    narrow = Batch(m, 12, dtype=np.float32)
-    wide = Batch(m, 12)
-    for name, array in narrow.arrays.items():
-        wide.arrays[name] = array.astype(np.float64) if array.dtype == np.float32 else array
-    isv = bus(np.float32)
-    got, want = run(narrow, isv), run(wide, bus().astype(np.float32).astype(np.float64))
-    assert all(a.dtype == np.float32 for a in got)
-    for a, b in zip(got[:2], want[:2]):
-        np.testing.assert_allclose(a, b, rtol=KERNEL.tolerance[1], atol=KERNEL.tolerance[0])
-
-
-def test_two_runs_have_the_same_bits():
-    batch = Batch(64, 13, dtype=np.float32)
-    first, second = run(batch), run(batch)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second))
-
-
-def test_refuses_strided_and_misshapen_arrays():
-    batch = Batch(8, 14)
-    args = list(batch.c51_args(bus(), np.zeros((16, W)), np.zeros(8)))
-    strided = np.zeros((8, 6))[:, ::2]
-    with pytest.raises(ValueError, match="c51_loss: rewards is not C-contiguous"):
-        NumpyDevice().launch(KERNEL, *args[:5], strided, *args[6:])
-    with pytest.raises(ValueError, match=r"next_mask has shape \(8, 12\)"):
-        NumpyDevice().launch(KERNEL, *args[:4], np.ones((8, 12), np.uint8), *args[5:])
-    with pytest.raises(TypeError, match="terminal is bool, expected uint8"):
-        NumpyDevice().launch(KERNEL, *args[:7], np.zeros(8, bool), *args[8:])

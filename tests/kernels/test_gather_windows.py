@@ -1,4 +1,4 @@
-"""Windows gathered and normalised against a loop over rows, and what the kernel refuses."""
+"""Windows gathered and normalised against a loop over rows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def arrays(seed, R, K, F, N=50, real=np.float32):
 )
 def test_equals_a_loop_over_rows(seed, R, K, F, real):
     a = arrays(seed, R, K, F, real=real)
-    before = {name: a[name].copy() for name in ("rows", "features", "mean", "std", "ts_gap")}
     NumpyDevice().launch(KERNEL, *a.values())
-    assert all(np.array_equal(a[name], value) for name, value in before.items())
     for r, row in enumerate(a["rows"]):
         assert a["ts"][r] == a["ts_gap"][row]
         for k in range(K):
@@ -61,10 +59,3 @@ def test_nothing_after_the_row_is_read():
     for table in (a, b):
         NumpyDevice().launch(KERNEL, *table.values())
     assert np.array_equal(a["x"], b["x"]) and np.array_equal(a["ts"], b["ts"])
-
-
-def test_a_strided_view_is_refused():
-    a = arrays(0, 4, 3, 4)
-    a["features"] = a["features"][:, ::2]
-    with pytest.raises(ValueError, match="gather_windows: features is not C-contiguous"):
-        NumpyDevice().launch(KERNEL, *a.values())

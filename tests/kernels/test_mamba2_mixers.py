@@ -1,4 +1,4 @@
-"""Mamba-2 mixers: gradients in float64, poisoned outputs, float32, the last row against all rows, extreme inputs."""
+"""Mamba-2 mixers: gradients in float64, the last row against all rows, extreme inputs."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,7 @@ from kernels import mamba2_last, mamba2_last_bwd, mamba2_mixer, mamba2_mixer_bwd
 from kernels.vectors import mixer_vectors, place
 from tests.kernels.net_pairs import (
     Pair,
-    check_float32,
     check_gradients,
-    check_twice,
     output_weights,
     run_backward,
     run_forward,
@@ -72,10 +70,9 @@ def last_row(r, k, n, heads, p, seed=0) -> Pair:
 
 
 @pytest.mark.parametrize("make", [all_rows, last_row])
-@pytest.mark.parametrize("check", [check_gradients, check_twice, check_float32])
 @pytest.mark.parametrize("size", SIZES)
-def test_pair(make, check, size):
-    check(make(*size))
+def test_gradients(make, size):
+    check_gradients(make(*size))
 
 
 def both(r, k, n, heads, p, seed) -> tuple[Pair, Pair]:

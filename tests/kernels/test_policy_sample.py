@@ -128,15 +128,3 @@ def test_draws_are_a_function_of_seed_step_and_row():
     u = uniform(counter(np.array([5]), np.arange(64, dtype=np.uint32), Purpose.ACTION, 1)[0], np.float64)
     cumulative = np.cumsum(reference_mu(out, mask, 0.02), axis=1)
     np.testing.assert_array_equal(base, (cumulative <= u[:, None]).sum(axis=1))
-
-
-def test_refuses_wrong_arrays():
-    rng = np.random.default_rng(4)
-    out, mask = head(rng, 8)
-    results = [np.zeros(8, dtype or float) for dtype in OUTPUTS.values()]
-    with pytest.raises(ValueError, match="policy_sample: mask is not C-contiguous"):
-        NumpyDevice().launch(KERNEL, out, np.asfortranarray(mask), np.array([0]), 7, 0.02, *results)
-    with pytest.raises(ValueError, match=r"policy_sample: out has shape \(8, 250\)"):
-        NumpyDevice().launch(KERNEL, out[:, :250].copy(), mask, np.array([0]), 7, 0.02, *results)
-    with pytest.raises(TypeError, match="policy_sample: step is int32, expected int64"):
-        NumpyDevice().launch(KERNEL, out, mask, np.zeros(1, np.int32), 7, 0.02, *results)

@@ -1,0 +1,224 @@
+"""Cases of the network kernels. The size is the number of windows R unless said otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels import (
+    bias_rmsnorm,
+    bias_rmsnorm_bwd,
+    carry_hidden,
+    cfc_gate,
+    cfc_gate_bwd,
+    cfc_input,
+    column_sum,
+    encoding_norm,
+    encoding_norm_bwd,
+    gather_encodings,
+    gather_windows,
+    lecun_tanh,
+    lecun_tanh_bwd,
+    mamba2_last,
+    mamba2_last_bwd,
+    mamba2_mixer,
+    mamba2_mixer_bwd,
+    residual_rmsnorm,
+    residual_rmsnorm_bwd,
+    scatter_rows,
+    window_tail,
+    window_tail_bwd,
+)
+from kernels.vectors import mixer_vectors, padded, place
+from tests.kernels.registry import around, case, edges
+
+EPS = 1e-5
+P = 8  # private state values
+NORM_ROWS = around(64, 2049)  # times K = 4 rows each: 64 windows are 256 rows
+GATE_ROWS = around(8, 8193)  # times H = 32: 8 rows are a block; times 4 H, 8193 are above a grid
+FEW = (1, 7, 8, 9)  # windows of the mixers: heavy ones, so there is no size above a grid
+
+
+def rstd_of(u: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt((u**2).mean(axis=-1) + EPS)
+
+
+@case(bias_rmsnorm, NORM_ROWS)
+@case(residual_rmsnorm, NORM_ROWS)
+@case(encoding_norm, NORM_ROWS)
+def norm(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "K": 4, "D": 64, "eps": EPS}
+
+
+@case(bias_rmsnorm, FEW, "odd width")
+@case(residual_rmsnorm, FEW, "odd width")
+@case(encoding_norm, FEW, "odd width")
+def norm_odd(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "K": 5, "D": 33, "eps": EPS}
+
+
+@case(bias_rmsnorm, (2,), "wide")
+@case(residual_rmsnorm, (2,), "wide")
+@case(encoding_norm, (2,), "wide")
+def norm_wide(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "K": 32, "D": 1025, "eps": EPS}
+
+
+def norm_bwd(r: int, rng: Any, stream: str, v: int, k: int = 4, d: int = 64, j: int = 4) -> dict[str, Any]:
+    u = rng.normal(0, 2, (r, k, d))
+    return {stream: u, "rstd": rstd_of(u), "J": j} | ({"V": v} if v else {})
+
+
+@case(bias_rmsnorm_bwd, NORM_ROWS)
+def bias_bwd(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "u", 2 * padded(64))
+
+
+@case(bias_rmsnorm_bwd, FEW, "odd width, skip into the last row")
+def bias_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "u", 2 * padded(33), k=5, d=33, j=1)
+
+
+@case(residual_rmsnorm_bwd, NORM_ROWS)
+def residual_bwd(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "res", 0)
+
+
+@case(residual_rmsnorm_bwd, FEW, "odd width, skip into the last row")
+def residual_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "res", 0, k=5, d=33, j=1)
+
+
+@case(encoding_norm_bwd, around(256, 8193))
+def encoding_bwd(r: int, rng: Any, d: int = 64) -> dict[str, Any]:
+    res = rng.normal(0, 2, (r, d))
+    return {"res": res, "rstd": rstd_of(res), "X": d + P + 16 + 4}
+
+
+@case(encoding_norm_bwd, FEW, "odd width")
+def encoding_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
+    return encoding_bwd(r, rng, 33)
+
+
+def mixer(rng: Any, k: int, n: int, heads: int, p: int) -> dict[str, Any]:
+    """Parameters near their initial values (dt from 0.001 to 0.1, A from 1 to 16), as Mamba-2 has them."""
+    inner = heads * p
+    channels = 2 * n + inner
+    dt = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), heads))
+    return {
+        "K": k,
+        "DI": inner,
+        "conv_weight": rng.uniform(-0.5, 0.5, (4, channels)),
+        "conv_bias": rng.uniform(-0.5, 0.5, channels),
+        "dt_bias": dt + np.log(-np.expm1(-dt)),
+        "a_log": np.log(rng.uniform(1, 16, heads)),
+        "d_skip": rng.uniform(0.5, 1.5, heads),
+        "norm_weight": rng.uniform(0.5, 1.5, inner),
+        "eps": EPS,
+    }
+
+
+def all_rows(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool) -> dict[str, Any]:
+    out = mixer(rng, k, n, heads, p) | {"R": r, "E": 2 * heads * p + 2 * n + heads}
+    return out | ({"V": place(mixer_vectors(2 * n + heads * p, heads, heads * p))[1]} if backward else {})
+
+
+def last_row(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool) -> dict[str, Any]:
+    return all_rows(r, rng, n, heads, p, k, backward) | {"N": n, "E": n + heads * p + heads}
+
+
+# (N, heads, head size, K): the demo's, the small profile's with the longest window, the shortest window of odd sizes.
+for label, shape in {
+    "": (16, 1, 64, 16),
+    "the longest window": (64, 4, 64, 64),
+    "the shortest window, odd sizes": (5, 3, 22, 4),
+}.items():
+    sizes = FEW[::3] if shape[-1] == 64 else FEW
+    for module, make, backward in (
+        (mamba2_mixer, all_rows, False),
+        (mamba2_mixer_bwd, all_rows, True),
+        (mamba2_last, last_row, False),
+        (mamba2_last_bwd, last_row, True),
+    ):
+
+        @case(module, sizes, label)
+        def any_mixer(
+            r: int, rng: Any, make: Any = make, shape: Any = shape, backward: bool = backward
+        ) -> dict[str, Any]:
+            return make(r, rng, *shape, backward)
+
+
+@case(cfc_input, edges(64))
+def cell_input(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "D": 32, "P": P, "H": 20, "X": 32 + P + 20 + 4}
+
+
+@case(cfc_gate, GATE_ROWS)
+def gate(r: int, rng: Any, h: int = 32) -> dict[str, Any]:
+    ts = np.log1p(rng.exponential(size=r))
+    return {"R": r, "M4": 4 * h, "ts": ts, "H": h, "G3": 3 * h, "H4": h + 4}
+
+
+@case(cfc_gate_bwd, GATE_ROWS)
+def gate_bwd(r: int, rng: Any, h: int = 32) -> dict[str, Any]:
+    f, s = np.tanh(rng.normal(size=(r, 2 * h))), 1 / (1 + np.exp(rng.normal(size=(r, h))))
+    return {"gates": np.concatenate([f, s], 1), "ts": np.log1p(rng.exponential(size=r)), "H4": h + 4, "M4": 4 * h}
+
+
+@case(lecun_tanh, edges(32))
+def tanh(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "U": 32, "U4": 36}
+
+
+@case(lecun_tanh_bwd, edges(32))
+def tanh_bwd(r: int, rng: Any) -> dict[str, Any]:
+    return {"v": 1.7159 * np.tanh(0.666 * rng.normal(size=(r, 36))), "U": 32}
+
+
+@case(window_tail, edges(4 * 16))
+@case(window_tail_bwd, edges(4 * 16))
+def tail(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "K": 5, "D": 16}
+
+
+@case(column_sum, around(256, 8193))
+def sum_rows(n: int, rng: Any) -> dict[str, Any]:
+    return {"N": n, "C": 130}
+
+
+@case(column_sum, around(256, 8193), "columns")
+def sum_columns(c: int, rng: Any) -> dict[str, Any]:
+    return {"N": 33, "C": c}
+
+
+@case(scatter_rows, edges(8))
+def scatter(r: int, rng: Any) -> dict[str, Any]:
+    """The last two rows go to the same place and are equal: how a chunk that is not full is padded."""
+    rows, index = rng.normal(size=(r, 8)), rng.permutation(r + 40)[:r]
+    rows[-1], index[-1] = rows[max(r - 2, 0)], index[max(r - 2, 0)]
+    return {"rows": rows, "index": index, "V": r + 40}
+
+
+@case(gather_encodings, edges(8))
+def encodings(b: int, rng: Any) -> dict[str, Any]:
+    base, v = 7, 500
+    return {"row": rng.integers(base, base + v, b), "base": base, "V": v, "D": 8, "N": base + v + 3}
+
+
+@case(carry_hidden, edges(8))
+def hidden(b: int, rng: Any) -> dict[str, Any]:
+    return {"B": b, "H": 8, "valid": rng.random(b) < 0.8}
+
+
+@case(gather_windows, edges(4 * 8))
+def windows(r: int, rng: Any, n: int = 500, k: int = 4, f: int = 8) -> dict[str, Any]:
+    """Features a few standard deviations wide, so that some values are clipped."""
+    std = rng.uniform(0.2, 2, f)
+    features = rng.normal(0, 1, (n, f)) * std * rng.choice([1, 20], (n, 1), p=[0.9, 0.1])
+    return {"rows": rng.integers(k - 1, n, r), "features": features, "std": std, "K": k}
+
+
+@case(gather_windows, (1, 255), "the widest market")
+def windows_wide(r: int, rng: Any) -> dict[str, Any]:
+    return windows(r, rng, n=5000, k=64, f=57)
