@@ -56,6 +56,12 @@ def uniform(words: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
     return (words >> np.uint32(8)).astype(dtype) * np.asarray(2.0**-24, dtype)
 
 
+def counters(steps: np.ndarray, row: Any, purpose: Purpose, seed: int) -> tuple[np.ndarray, ...]:
+    """As `counter`, of many steps int64 at once; `steps` and `row` are broadcast."""
+    s = steps.astype(np.uint64)
+    return philox4x32(s & _MASK, s >> _32, row, np.uint32(int(purpose)), np.uint32(seed))
+
+
 def counter(step: np.ndarray, row: Any, purpose: Purpose, seed: int) -> tuple[np.ndarray, ...]:
     """Four words for (seed, step int64 [1], row, purpose)."""
     s = np.asarray(step).astype(np.uint64).reshape(-1)[0]

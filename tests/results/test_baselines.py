@@ -6,16 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.env_step import NO_ORDER, Action, _write_mask
+from kernels.philox import Purpose, counter, uniform
 from trainer.config import EnvConfig
 from trainer.env.actions import target_table
-from trainer.results.baselines import BASELINES, baseline_actions, imbalance, random_order_rate
+from trainer.results.baselines import BASELINES, BLOCK, Rules, imbalance, random_order_rate
 
 ORDERS = {0, 1, 3, 4, 5, 6, 9, 10}
 
 
 def act(name, position=0, signal=0.0, mask=None, rate=0.5, step=0, lots=(1, 2)):
+    """The action of a lane that stands on row 31, whose imbalance is `signal`."""
     mask = np.ones((1, 11), np.uint8) if mask is None else mask
-    return Action(int(baseline_actions([name], mask, np.array([position]), np.array([signal]), rate, step, 7, lots)[0]))
+    rules = Rules([name], np.array([0.0, signal]), 30, rate, 7, lots)
+    return Action(int(rules.actions(step, mask, np.array([position], np.int32), np.array([31], np.int32))[0]))
 
 
 def test_flat_never_trades_and_leaves_a_position():
@@ -60,19 +63,35 @@ def test_random_orders_are_valid_ones(valid, step):
 def test_random_orders_at_the_given_rate_each_as_likely_and_repeatably():
     mask = np.zeros((4000, 11), np.uint8)
     mask[:, [0, 2, 3, 6, 7]] = 1
-    args = ["random"] * 4000, mask, np.ones(4000), np.zeros(4000), 0.3, 12, 7, (1, 2)
-    a = baseline_actions(*args)
+    rules = Rules(["random"] * 4000, np.zeros(1), 0, 0.3, 7, (1, 2))
+    now = 12, mask, np.ones(4000, np.int32), np.zeros(4000, np.int32)
+    a = rules.actions(*now)
     counts = np.bincount(a, minlength=11)
     assert counts[[1, 4, 5, 7, 8, 9, 10]].sum() == 0
     assert abs(counts[2] / 4000 - 0.7) < 0.03
     assert np.all(np.abs(counts[[0, 3, 6]] / 4000 - 0.1) < 0.02)
-    np.testing.assert_array_equal(a, baseline_actions(*args))
+    np.testing.assert_array_equal(a, rules.actions(*now))
+    assert (a != rules.actions(13, *now[1:])).any()
+
+
+def test_random_draws_do_not_depend_on_where_a_block_of_steps_begins():
+    """Step by step, also across blocks and backwards: the numbers are those of (seed, step, lane)."""
+    mask, names = np.ones((3, 11), np.uint8), ["random", "flat", "random"]
+    state = mask, np.zeros(3, np.int32), np.zeros(3, np.int32)
+    steps = [*range(BLOCK - 3, BLOCK + 3), 2, 2**33]
+    forth, back = Rules(names, np.zeros(1), 0, 0.5, 7, (1, 2)), Rules(names, np.zeros(1), 0, 0.5, 7, (1, 2))
+    a = [forth.actions(step, *state).tolist() for step in steps]
+    assert a == [back.actions(step, *state).tolist() for step in reversed(steps)][::-1]
+    for step, (first, _, third) in zip(steps, a):
+        words = counter(np.array([step]), np.array([0, 2]), Purpose.BASELINE, 7)
+        wants, pick = uniform(words[0], np.float64) < 0.5, (uniform(words[1], np.float64) * 8).astype(int)
+        assert [first, third] == np.where(wants, np.array(sorted(ORDERS))[pick], Action.HOLD).tolist()
 
 
 def test_lanes_are_decided_side_by_side():
     mask = np.ones((4, 11), np.uint8)
-    a = baseline_actions(BASELINES, mask, np.array([1, 0, 0, 0]), np.array([0.9] * 4), 0.0, 0, 0, (1, 2))
-    assert a.dtype == np.int8
+    rules = Rules(BASELINES, np.array([0.9]), 0, 0.0, 0, (1, 2))
+    a = rules.actions(0, mask, np.array([1, 0, 0, 0], np.int32), np.zeros(4, np.int32))
     assert dict(zip(BASELINES, a.tolist())) == {"flat": 3, "random": 2, "buy and hold": 5, "imbalance": 6}
 
 
@@ -94,10 +113,11 @@ def test_random_trades_as_many_lots_as_it_was_told(lots):
     targets = target_table(env)
     rate = random_order_rate(90_000, 100_000, env)
     position, traded, b = np.zeros(400, np.int32), 0, 400
+    rules = Rules(["random"] * b, np.zeros(1), 0, rate, 1, lots)
     for step in range(250):
         mask = np.zeros((b, 11), np.uint8)
         _write_mask(mask, position, position, np.full(b, 3), targets, lots[1])
-        action = baseline_actions(["random"] * b, mask, position, np.zeros(b), rate, step, 1, lots)
+        action = rules.actions(step, mask, position, np.zeros(b, np.int32))
         wanted = np.where(targets[action] == NO_ORDER, position, targets[action])
         traded += int(np.abs(wanted - position).sum())
         position = wanted

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernels.env_step import Action
-from kernels.philox import Purpose, counter, uniform
+from kernels.philox import Purpose, counters, uniform
 from trainer.config import EnvConfig
 from trainer.env.actions import HOLD, POSITION_ORDERS, target_table
 
 BASELINES = ("flat", "random", "buy and hold", "imbalance")
 IMBALANCE_LEVELS = 5
 IMBALANCE_THRESHOLD = 0.2
+KEEP = np.iinfo(np.int64).max  # a target: whatever the position is
+BLOCK = 4096  # steps whose random numbers are drawn at once
 _ORDERS = np.array(sorted(POSITION_ORDERS))
 
 
@@ -34,59 +36,75 @@ def imbalance(bid_sz: np.ndarray, ask_sz: np.ndarray) -> np.ndarray:
     return np.divide(bid - ask, total, out=np.zeros(len(total)), where=total > 0)
 
 
-def _target_action(target: np.ndarray, position: np.ndarray, small: int, large: int) -> np.ndarray:
-    """Action ids [B] that lead from `position` to `target`, lots in {-large, -small, 0, small, large}."""
-    by_target = {
-        -large: Action.SHORT_LARGE,
-        -small: Action.SHORT_SMALL,
-        small: Action.LONG_SMALL,
-        large: Action.LONG_LARGE,
-    }
-    action = np.where(position > 0, int(Action.FLAT_FROM_LONG), int(Action.FLAT_FROM_SHORT))  # target 0
-    for lots, name in by_target.items():
-        action = np.where(target == lots, int(name), action)
-    return np.where(target == position, HOLD, action)
+def _orders_to(small: int, large: int) -> np.ndarray:
+    """Action ids [2 large + 1, 2]: from a position to target `t` lots, at row t + large; column 1 for a long one."""
+    orders = np.full((2 * large + 1, 2), HOLD)
+    for target, action in (
+        (-large, Action.SHORT_LARGE),
+        (-small, Action.SHORT_SMALL),
+        (small, Action.LONG_SMALL),
+        (large, Action.LONG_LARGE),
+    ):
+        orders[target + large] = action
+    orders[large] = Action.FLAT_FROM_SHORT, Action.FLAT_FROM_LONG
+    return orders
 
 
-def baseline_actions(
-    lanes: Sequence[str],
-    mask: np.ndarray,
-    position: np.ndarray,
-    imbalance_now: np.ndarray,
-    order_rate: float,
-    step: int,
-    seed: int,
-    lots: tuple[int, int],
-) -> np.ndarray:
-    """Actions int8 [B] of the lanes (names of BASELINES) at one decision.
+class Rules:
+    """The rules of lanes `names` [B] (of BASELINES) over one pass. What no path can change is worked out once.
 
-    mask uint8 [B, A] of valid actions, position int [B] lots, imbalance_now float [B] of the row seen, order_rate from
-    `random_order_rate`, step the decision's number, lots (small, large).
+    signal float64 [V]: imbalance of the market rows from `first_row` on. order_rate: share of decisions in [0, 1] at
+    which `random` orders. lots: (small, large).
     """
-    small, large = lots
-    position = np.asarray(position, np.int64)
-    names = np.array(lanes)
-    target = position.copy()
-    target[names == "flat"] = 0
-    target[names == "buy and hold"] = small
-    rule = names == "imbalance"
-    target[rule & (imbalance_now > IMBALANCE_THRESHOLD)] = large
-    target[rule & (imbalance_now < -IMBALANCE_THRESHOLD)] = -large
-    action = _target_action(target, position, small, large)
-    action = np.where(names == "random", _random_orders(mask, order_rate, step, seed), action)
-    valid = np.take_along_axis(mask != 0, action[:, None], axis=1)[:, 0]
-    return np.where(valid, action, HOLD).astype(np.int8)
 
+    def __init__(
+        self,
+        names: Sequence[str],
+        signal: np.ndarray,
+        first_row: int,
+        order_rate: float,
+        seed: int,
+        lots: tuple[int, int],
+    ):
+        small, self.large = lots
+        self.first_row, self.order_rate, self.seed = first_row, order_rate, seed
+        name = np.array(names)
+        self.lanes = np.arange(len(name))
+        self.random = np.flatnonzero(name == "random")
+        self.follows = name == "imbalance"
+        self.fixed = np.select([name == "flat", name == "buy and hold"], [0, small], KEEP)
+        rises, falls = signal > IMBALANCE_THRESHOLD, signal < -IMBALANCE_THRESHOLD
+        self.aim = np.select([rises, falls], [self.large, -self.large], KEEP)
+        self.orders = _orders_to(small, self.large)
+        self.block = -1
 
-def _random_orders(mask: np.ndarray, order_rate: float, step: int, seed: int) -> np.ndarray:
-    """A valid position order with probability `order_rate`, else hold; int64 [B]."""
-    words = counter(np.array([step]), np.arange(len(mask)), Purpose.BASELINE, seed)
-    orders = mask[:, _ORDERS] != 0
-    count = orders.sum(axis=1)
-    pick = np.minimum((uniform(words[1], np.float64) * count).astype(np.int64), count - 1)
-    chosen = (np.cumsum(orders, axis=1) > pick[:, None]).argmax(axis=1)  # the pick-th valid order
-    wants = (uniform(words[0], np.float64) < order_rate) & (count > 0)
-    return np.where(wants, _ORDERS[chosen], HOLD)
+    def actions(self, step: int, mask: np.ndarray, position: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Actions int64 [B] of decision `step`: mask uint8 [B, A], position int [B] lots, row int [B] of the market."""
+        goal = np.where(self.follows, self.aim[row - self.first_row], self.fixed)
+        target = np.where(goal == KEEP, position, goal)
+        action = self.orders[target + self.large, (position > 0).astype(np.intp)]
+        action[target == position] = HOLD
+        if self.random.size:
+            self._random_orders(step, mask, action)
+        action[mask[self.lanes, action] == 0] = HOLD
+        return action
+
+    def _random_orders(self, step: int, mask: np.ndarray, action: np.ndarray) -> None:
+        """Gives `random` a valid position order with probability `order_rate`."""
+        if step // BLOCK != self.block:
+            self.block = step // BLOCK
+            steps = np.arange(self.block * BLOCK, (self.block + 1) * BLOCK, dtype=np.int64)[:, None]
+            words = counters(steps, self.random, Purpose.BASELINE, self.seed)
+            self.wants = uniform(words[0], np.float64) < self.order_rate
+            self.pick = uniform(words[1], np.float64)
+        wants = self.wants[step % BLOCK]
+        if not wants.any():
+            return
+        orders = mask[self.random[wants]][:, _ORDERS] != 0
+        count = orders.sum(axis=1)
+        pick = np.minimum((self.pick[step % BLOCK, wants] * count).astype(np.int64), count - 1)
+        chosen = (np.cumsum(orders, axis=1) > pick[:, None]).argmax(axis=1)  # the pick-th valid order
+        action[self.random[wants]] = np.where(count > 0, _ORDERS[chosen], HOLD)
 
 
 def random_order_rate(lots_traded: int, decisions: int, env: EnvConfig) -> float:

@@ -20,7 +20,7 @@ from trainer.env.environment import Environment, env_fields
 from trainer.env.market import market_fields
 from trainer.errors import DataError
 from trainer.learn.evaluator import Evaluator, session_lanes
-from trainer.results.baselines import BASELINES, baseline_actions, imbalance, random_order_rate
+from trainer.results.baselines import BASELINES, Rules, imbalance, random_order_rate
 from trainer.results.eval_run import EvalRun, Lane, fills_from_path
 
 ORDER, STOP, SESSION_END, DRAWDOWN_LIMIT = range(4)  # indices of eval_run.ENDS
@@ -93,12 +93,11 @@ def run_baselines(
     blank = {"greedy": rule.zero, "q_greedy": rule.zero, "entropy_frac": rule.real}
     values = [blank[n] if n in blank else lane[n] for n, _ in RECORDED]
     logs = [merged[f"log.{n}"] for n, _ in RECORDED]
-    lots = (cfg.env.lots_small, cfg.env.lots_large)
+    rules = Rules(names, signal, a, order_rate, cfg.learn.seed, (cfg.env.lots_small, cfg.env.lots_large))
+    action, mask, position, row = rule.action, lane.mask, lane.position, lane.row
     for step in range(steps):
-        rule.action[...] = baseline_actions(
-            names, lane.mask, lane.position, signal[lane.row - a], order_rate, step, cfg.learn.seed, lots
-        )
-        env.step(rule.action)
+        action[...] = rules.actions(step, mask, position, row)
+        env.step(action)
         device.launch(eval_record.KERNEL, rule.cursor, *values, *logs)
     log = {n: merged[f"log.{n}"] for n, _ in RECORDED}
     k = len(lanes)
