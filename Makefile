@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 export OPENBLAS_NUM_THREADS = 1
 export OMP_NUM_THREADS = 1
-.PHONY: setup demo test test-slow lint format render bench clean
+.PHONY: setup demo test test-slow cluster-up cluster-test cluster-down lint format render bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,16 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# A Kubernetes with Argo on this machine (Linux, root, Go): docs/cluster-tests.md
+cluster-up: setup
+	$(BIN)/python -m tests.cluster up
+
+cluster-test: setup
+	$(BIN)/python -m pytest -m cluster -rs tests/cluster
+
+cluster-down: setup
+	$(BIN)/python -m tests.cluster down
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 from tests.cluster.builds import manifests, program
-from tests.cluster.control_plane import kubeconfig, kubectl
-from tests.cluster.host import ClusterError, log_tail, note, run, start, until
-from tests.cluster.images import EXECUTOR
-from tests.cluster.layout import API_PORT, BRIDGE, BUCKET, CLAIM, NAMESPACE, PKI, Facts
+from tests.cluster.control_plane import kubectl
+from tests.cluster.images import CONTROLLER_IMAGE, EXECUTOR
+from tests.cluster.layout import ADMIN, API_PORT, BUCKET, CLAIM, CPU_POOL, NAMESPACE, Facts
+from tests.cluster.live import DATA, set_text
 
 CONTROLLER = "workflow-controller"
 SERVICE_ACCOUNT = "foxhunt"
 S3_SECRET = "foxhunt-s3"
-_CONTROLLER_HOST = 10
+CLAIM_NAME = "feature-cache"
 # What the templates' defaults must be on a machine where three nodes share a few cores and gigabytes.
 SMALL = {"memory-mi": "1500", "cpu-memory-mi": "1500", "cpus": "0.1", "cpu-cpus": "0.1"}
 
@@ -28,11 +27,9 @@ def _namespace() -> dict[str, Any]:
 
 
 def _controller_settings(facts: Facts) -> dict[str, Any]:
-    """There is no service network here, so the executor is told where the API server is."""
-    variables = {"KUBERNETES_SERVICE_HOST": facts.gateway, "KUBERNETES_SERVICE_PORT": str(API_PORT)}
     executor = {
         "imagePullPolicy": "Never",
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "env": _api_server(facts),
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
     }
     keys = {
@@ -76,9 +73,6 @@ def _claim() -> list[dict[str, Any]]:
     ]
 
 
-CLAIM_NAME = "feature-cache"
-
-
 def _objects(facts: Facts) -> list[dict[str, Any]]:
     results = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
     secret = {"AWS_ACCESS_KEY_ID": facts.s3_key, "AWS_SECRET_ACCESS_KEY": facts.s3_secret}
@@ -98,66 +92,62 @@ def apply(objects: list[dict[str, Any]]) -> None:
 
 
 def install(facts: Facts) -> None:
-    """Full CRDs, the controller's RBAC and settings, the project's objects; then starts the controller."""
+    """Full CRDs, the controller with its RBAC and settings, and the project's objects."""
     CLAIM.mkdir(parents=True, exist_ok=True)
     os.chmod(CLAIM, 0o777)
-    base, inside = manifests() / "base", manifests() / "namespace-install" / "workflow-controller-rbac"
+    base = manifests() / "base"
+    inside = manifests() / "namespace-install" / "workflow-controller-rbac"
     crds = [arg for file in sorted((base / "crds" / "full").glob("argoproj*.yaml")) for arg in ("-f", file)]
     kubectl("apply", "--server-side", *crds)
     apply(_objects(facts))
     rbac = (
-        inside / "workflow-controller-role.yaml",
-        base / CONTROLLER / "workflow-controller-sa.yaml",
-        inside / "workflow-controller-rolebinding.yaml",
+        inside / f"{CONTROLLER}-role.yaml",
+        base / CONTROLLER / f"{CONTROLLER}-sa.yaml",
+        inside / f"{CONTROLLER}-rolebinding.yaml",
     )
     kubectl("-n", NAMESPACE, "apply", *(arg for file in rbac for arg in ("-f", file)))
-    start_controller(facts)
+    apply([_controller(facts)])
 
 
 def token(account: str) -> str:
+    """A token of a service account, for kubeconfigs with less than an administrator's rights."""
     return kubectl("-n", NAMESPACE, "create", "token", account, "--duration=24h").strip()
 
 
-def start_controller(facts: Facts) -> None:
-    """As a process in a network of its own on the bridge: it listens on every address that it sees."""
-    config = kubeconfig(PKI / "argo.kubeconfig", facts, token("argo"), NAMESPACE)
-    address = facts.address(_CONTROLLER_HOST)
-    wait = "until ip link show argo0 >/dev/null 2>&1; do sleep 0.05; done"
-    network = f"ip link set lo up && ip addr add {address}/24 dev argo0 && ip link set argo0 up"
-    command = (
-        f"{wait}; {network} && exec {program(CONTROLLER)} --kubeconfig {config} --namespaced --namespace {NAMESPACE} "
-        f"--executor-image {EXECUTOR} --loglevel info"
+def _controller(facts: Facts) -> dict[str, Any]:
+    """Argo's own Deployment, with our images and the address of the API server."""
+    import yaml
+
+    deployment: dict[str, Any] = yaml.safe_load(
+        (manifests() / "base" / CONTROLLER / f"{CONTROLLER}-deployment.yaml").read_text()
     )
-    env = {"LEADER_ELECTION_DISABLE": "true"}
-    pid = start(CONTROLLER, "unshare", "--net", "sh", "-c", command, env=env)
-    until("the controller has a network", lambda: _own_network(pid), 10, CONTROLLER, every=0.02)
-    note("link", name="foxhunt-argo")
-    run("ip", "link", "add", "foxhunt-argo", "type", "veth", "peer", "name", "argo0", "netns", str(pid))
-    run("ip", "link", "set", "foxhunt-argo", "master", BRIDGE, "up")
-    until(
-        "the Argo controller works",
-        lambda: "Started workflow worker" in log_tail(CONTROLLER, 500) or _synced(),
-        60,
-        CONTROLLER,
-    )
+    pod = deployment["spec"]["template"]["spec"]
+    pod["nodeSelector"] = {"pool": CPU_POOL}
+    pod.pop("priorityClassName", None)
+    container = pod["containers"][0]
+    container |= {"image": CONTROLLER_IMAGE, "imagePullPolicy": "Never"}
+    container["args"] = [f"--configmap={CONTROLLER}-configmap", f"--executor-image={EXECUTOR}", "--namespaced"]
+    container["env"] = [*container.get("env", []), *_api_server(facts)]
+    deployment["metadata"]["namespace"] = NAMESPACE
+    return deployment
 
 
-def _synced() -> bool:
-    return "Manager initialized" in log_tail(CONTROLLER, 500) or 'level=INFO msg="Starting' in log_tail(CONTROLLER, 500)
+def _api_server(facts: Facts) -> list[dict[str, str]]:
+    """There is no service network here, so pods are told where the API server is."""
+    variables = {"KUBERNETES_SERVICE_HOST": facts.gateway, "KUBERNETES_SERVICE_PORT": str(API_PORT)}
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _own_network(pid: int) -> bool:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
-    except OSError:
-        return False
+def wait_for_controller() -> None:
+    """Needs a ready node of the CPU pool."""
+    kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{CONTROLLER}", "--timeout=90s")
 
 
 def install_templates(facts: Facts) -> None:
     """The project's own WorkflowTemplates, with this machine's values as defaults, as an installation's values do."""
     from workflows.render import rendered_templates
 
-    values = {"image": facts.image, **SMALL}
+    values = {"image": facts.image, "data": DATA, "config": "cpu-demo", "set": set_text(), **SMALL}
     objects = []
     for tree in rendered_templates().values():
         for parameter in tree["spec"]["arguments"]["parameters"]:
@@ -169,8 +159,5 @@ def install_templates(facts: Facts) -> None:
 
 def argo(*argv: str) -> subprocess.CompletedProcess[str]:
     """The argo command line, as a person has it."""
-    env = {**os.environ, "KUBECONFIG": str(PKI / "admin.kubeconfig")}
+    env = {**os.environ, "KUBECONFIG": str(ADMIN)}
     return subprocess.run([str(program("argo")), *argv], capture_output=True, text=True, env=env)
-
-
-__all__ = ["ClusterError", "Path"]

@@ -73,7 +73,7 @@ def _go(where: Path, *argv: str, mode: str = "readonly") -> str:
 
 
 def _compile(where: Path, packages: list[str], ldflags: str = "") -> None:
-    """Builds into a folder aside and moves each finished program, so that an interrupted build leaves no half of one."""
+    """Builds into a folder aside and moves each finished program: an interrupted build leaves no half of one."""
     aside = folder() / f"making-{os.getpid()}"
     aside.mkdir(exist_ok=True)
     try:

@@ -30,7 +30,7 @@ def _step(what: str) -> Iterator[None]:
 def is_up() -> bool:
     """Whether a cluster of ours was started to its end and its API server still runs."""
     running = {e["name"] for e in host.journal("process") if host.is_running(e["pid"])}
-    return bool(host.journal("ready")) and {"kube-apiserver", "workflow-controller"} <= running
+    return bool(host.journal("ready")) and {"etcd", "kube-apiserver"} <= running
 
 
 def prepare() -> tuple[str, list[Path]]:
@@ -41,11 +41,11 @@ def prepare() -> tuple[str, list[Path]]:
         builds.build()
     with _step("images"):
         image, archive = images.project()
-        return image, [images.pause(), images.executor(), archive]
+        return image, [images.pause(), *images.argo_images(), archive]
 
 
 def up() -> Facts:
-    """Starts the cluster; one that is up already is kept. Anything that goes wrong, Ctrl-C too, takes all of it down."""
+    """Starts the cluster; one that is up already is kept. Whatever goes wrong, Ctrl-C too, takes all of it down."""
     with host.exclusive():
         if is_up():
             return Facts.read()
@@ -97,6 +97,8 @@ def _start(image: str, archives: list[Path]) -> Facts:
                 node.start_kubelet(spec, facts)
             for spec in NODES:
                 node.finish_node(spec)
+        with _step("Argo's controller"):
+            argo.wait_for_controller()
     host.note("ready", seconds=round(time.monotonic() - started, 1))
     return facts
 

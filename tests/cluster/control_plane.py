@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from pathlib import Path
 
@@ -22,12 +23,18 @@ def kubeconfig(path: Path, facts: Facts, token: str, namespace: str = "default")
     """Writes a kubeconfig for a token, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
-    path.write_text(
-        "apiVersion: v1\nkind: Config\ncurrent-context: foxhunt-test\n"
-        f"clusters: [{{name: foxhunt-test, cluster: {{server: '{facts.api}', certificate-authority: {PKI}/apiserver.crt}}}}]\n"
-        f"users: [{{name: user, user: {{token: '{token}'}}}}]\n"
-        f"contexts: [{{name: foxhunt-test, context: {{cluster: foxhunt-test, user: user, namespace: {namespace}}}}}]\n"
-    )
+    name = "foxhunt-test"
+    cluster = {"server": facts.api, "certificate-authority": str(PKI / "apiserver.crt")}
+    context = {"cluster": name, "user": "user", "namespace": namespace}
+    tree = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": "user", "user": {"token": token}}],
+        "contexts": [{"name": name, "context": context}],
+    }
+    path.write_text(json.dumps(tree, indent=1))
     return path
 
 

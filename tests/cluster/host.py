@@ -246,6 +246,8 @@ def mounts_below(*folders: Path) -> list[str]:
 
 def undo() -> list[str]:
     """Takes back everything in the journal and removes the run folder; returns what it had to clean."""
+    if not RUN.exists():
+        return []
     done = []
     for entry in journal("process"):
         if is_running(entry["pid"]) and entry["pid"] in pids_in(CGROUP):
@@ -273,7 +275,9 @@ def undo() -> list[str]:
             Path(entry["path"]).rmdir()
         except OSError:  # gone, or somebody else's by now
             pass
-    if RUN.exists():
-        shutil.rmtree(RUN)
-        done.append(f"folder {RUN}")
-    return done
+    for path in RUN.iterdir():
+        if path != JOURNAL:  # last, or a crash in here would forget the rest
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    JOURNAL.unlink(missing_ok=True)
+    RUN.rmdir()
+    return [*done, f"folder {RUN}"]

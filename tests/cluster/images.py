@@ -18,6 +18,7 @@ from tests.cluster.node import PAUSE, ctr
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/foxhunt-base:bookworm"
 EXECUTOR = f"localhost/argoexec:{argo_version()}"
+CONTROLLER_IMAGE = f"localhost/workflow-controller:{argo_version()}"
 _BASE_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 _PAUSE_C = """\
 #include <signal.h>
@@ -87,12 +88,18 @@ def pause() -> Path:
     return archive(PAUSE, key)
 
 
-def executor() -> Path:
-    binary = program("argoexec")
+def argo(image: str, name: str) -> Path:
+    """One of Argo's programs, alone in an image."""
+    binary = program(name)
     key = binary.parents[1].name
-    if not (CACHE / "images" / f"argoexec-{argo_version()}-{key}.tar").is_file():
-        _scratch(EXECUTOR, {"/bin/argoexec": binary}, "--entrypoint", '["/bin/argoexec"]', "--user", "8737")
-    return archive(EXECUTOR, key)
+    if not (CACHE / "images" / f"{name}-{argo_version()}-{key}.tar").is_file():
+        where = f"/bin/{name}"
+        _scratch(image, {where: binary}, "--entrypoint", f'["{where}"]', "--user", "8737")
+    return archive(image, key)
+
+
+def argo_images() -> list[Path]:
+    return [argo(EXECUTOR, "argoexec"), argo(CONTROLLER_IMAGE, "workflow-controller")]
 
 
 def _mirror() -> str:

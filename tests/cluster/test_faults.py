@@ -1,0 +1,155 @@
+"""Every way to lose a pod, and the study ends as if nothing had happened: same state hash, same fold result."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.cluster import node
+from tests.cluster.layout import CLAIM, Facts, node_spec
+from tests.cluster.live import RUNS, Live, eventually
+from tests.cluster.undisturbed import Undisturbed
+
+pytestmark = pytest.mark.cluster
+Own = tuple[Live, Facts]
+CHECKPOINT_EVERY = 200
+_FIND_TRAINER = (
+    "import glob, os, signal\n"
+    "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
+    "    words = open(path, 'rb').read().split(b'\\0')\n"
+    "    pid = int(path.split('/')[2])\n"
+    "    if b'python' in words[0] and b'trainer' in words and pid not in (1, os.getpid()):\n"
+    "        os.kill(pid, signal.SIGKILL)\n"
+    "        print('killed', pid)\n"
+)
+
+
+def lost_steps(lines: list[dict[str, Any]], at_least: int = 0) -> int:
+    """Steps that were done twice over all attempts; `at_least` is the step that was seen before a kill."""
+    starts = {line["attempt"]: line for line in lines if line["event"] == "start"}
+    ends = {line["attempt"]: line for line in lines if line["event"] == "end"}
+    lost = 0
+    for attempt in sorted(starts)[1:]:
+        past = ends.get(attempt - 1, {}).get("last_step")
+        lost += max(at_least if past is None else int(past), 0) - int(starts[attempt]["resumed_step"])
+    return lost
+
+
+def assert_as_undisturbed(live: Live, run_id: str, name: str, undisturbed: Undisturbed) -> None:
+    assert live.wait(name) == "Succeeded", live.explain(name)
+    assert {fold: live.done(run_id, fold) for fold in range(3)} == undisturbed.folds
+
+
+def test_deleted_pod_loses_no_step(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+    live, _ = own
+    name = live.submit("pod-deleted")
+    pod = live.running_pod(name, 1)
+    live.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+    again = time.monotonic()
+    live.running_pod(name, 1, after=frozenset({pod["metadata"]["uid"]}))
+    measured("deleted pod: seconds to training again", time.monotonic() - again)
+    assert_as_undisturbed(live, "pod-deleted", name, undisturbed)
+    lines = live.attempts("pod-deleted", 1)
+    assert [line["why"] for line in lines if line["event"] == "end"] == ["interrupted", "done"]
+    measured("deleted pod: steps lost", lost_steps(lines))
+    assert lost_steps(lines) == 0
+    assert [line for line in lines if line["event"] == "start"][1]["resumed_step"] > 0
+
+
+def test_killed_trainer_goes_on_from_its_checkpoint(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+    """kill -9 of the trainer; the container's first process lives on and reports 137."""
+    live, _ = own
+    name = live.submit("trainer-killed")
+    pod = live.running_pod(name, 0)
+    eventually("a checkpoint is there", lambda: live.step(name, 0, pod["metadata"]["name"]) > CHECKPOINT_EVERY, 60)
+    said = live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _FIND_TRAINER)
+    assert "killed" in said
+    again = time.monotonic()
+    live.running_pod(name, 0, after=frozenset({pod["metadata"]["uid"]}))
+    measured("killed trainer: seconds to training again", time.monotonic() - again)
+    assert_as_undisturbed(live, "trainer-killed", name, undisturbed)
+    first, second = [line for line in live.attempts("trainer-killed", 0) if line["event"] == "start"]
+    assert first["resumed_step"] == 0
+    assert second["resumed_step"] >= CHECKPOINT_EVERY and second["resumed_step"] % CHECKPOINT_EVERY == 0
+
+
+def test_dead_first_process_is_named_and_healed_by_watch(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+    """Argo waits for ever for a main container whose first process was killed; `watch` deletes its pod."""
+    live, _ = own
+    name = live.submit("pid-one")
+    pod = live.running_pod(name, 2)
+    eventually("a checkpoint is there", lambda: live.step(name, 2, pod["metadata"]["name"]) > CHECKPOINT_EVERY, 60)
+    kill_main(pod)
+    killed = time.monotonic()
+    watched = live.foxhunt("watch", name)
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert "main container dead" in watched.stdout
+    measured("dead first process: seconds to the study's end under watch", time.monotonic() - killed)
+    assert_as_undisturbed(live, "pid-one", name, undisturbed)
+
+
+def kill_main(pod: dict[str, Any]) -> None:
+    """SIGKILL to the main container's first process, from outside its namespace, where it can't be refused."""
+    import os
+    import signal
+
+    spec = node_spec(pod["spec"]["nodeName"])
+    status = next(c for c in pod["status"]["containerStatuses"] if c["name"] == "main")
+    container = status["containerID"].removeprefix("containerd://")
+    listed = [line.split() for line in node.ctr(spec, "tasks", "ls").splitlines()]
+    os.kill(next(int(words[1]) for words in listed if words[0] == container), signal.SIGKILL)
+
+
+def test_memory_guard_saves_and_the_retry_gets_more(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+    live, _ = own
+    name = live.submit("little-memory", "-p", f"memory-mi={LITTLE_MEMORY}")
+    assert_as_undisturbed(live, "little-memory", name, undisturbed)
+    lines = live.attempts("little-memory", 0)
+    ends = [line for line in lines if line["event"] == "end"]
+    assert [line["exit_code"] for line in ends] == [77, 0]
+    assert lost_steps(lines) == 0
+    limits = [line["memory_limit"] for line in lines if line["event"] == "start"]
+    assert limits == [LITTLE_MEMORY << 20, 2 * LITTLE_MEMORY << 20]
+
+
+LITTLE_MEMORY = 300
+
+
+def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+    """A machine dies for good; once its node object is deleted, the fold goes on elsewhere from its checkpoint."""
+    live, facts = own
+    name = live.submit("node-lost")
+    pods = [live.running_pod(name, fold) for fold in range(3)]
+    spec = node_spec(pods[1]["spec"]["nodeName"])
+    eventually("a checkpoint is there", lambda: live.step(name, 1, pods[1]["metadata"]["name"]) > CHECKPOINT_EVERY, 60)
+    node.lose(spec)
+    try:
+        lost = time.monotonic()
+        eventually("the node is not ready", lambda: not node.is_ready(spec.name), 90)
+        measured("lost node: seconds to NotReady", time.monotonic() - lost)
+        live.kubectl("delete", "node", spec.name)
+        assert_as_undisturbed(live, "node-lost", name, undisturbed)
+        measured("lost node: seconds to the study's end", time.monotonic() - lost)
+    finally:
+        node.bring_back(spec, facts)
+
+
+def test_a_fold_that_fails_for_good_leaves_the_others_and_a_report(own: Own, undisturbed: Undisturbed) -> None:
+    live, _ = own
+    folder = CLAIM / RUNS / "one-fails"
+    folder.mkdir(parents=True, mode=0o777)
+    folder.chmod(0o777)
+    (folder / "fold1").write_text("in the way\n")  # where a folder must be
+    name = live.submit("one-fails")
+    assert live.wait(name) == "Failed"
+    failed = [n for n in live.nodes(name, "train", "Retry") if n["phase"] != "Succeeded"]
+    assert [n["displayName"][:6] for n in failed] == ["fold 1"]
+    assert "exit code 2" in failed[0]["message"]
+    (gate,), (report,) = (live.nodes(name, leaf, "Retry") for leaf in ("gate", "report"))
+    assert (gate["phase"], report["phase"]) == ("Failed", "Succeeded")
+    assert "exit code 3" in gate["message"]
+    assert {fold: live.done("one-fails", fold) for fold in (0, 2)} == {fold: undisturbed.folds[fold] for fold in (0, 2)}
+    assert "fold 1" in live.read("one-fails", "report.html")
+    assert live.foxhunt("watch", name).returncode == 3
