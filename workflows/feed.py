@@ -15,7 +15,7 @@ from typing import Any
 
 from workflows import pod_state, status
 from workflows.kube import GROUP, VERSION, WORKFLOW_LABEL, ClusterError, Kube, unpacked
-from workflows.pod_logs import LogReader, lines_of, open_stream
+from workflows.pod_logs import LogReader, is_executors, lines_of, open_stream
 from workflows.status import PodLog, Study, Task
 
 _WATCH_SECONDS = 290
@@ -23,6 +23,7 @@ _TAIL_LINES = 50  # enough for the newest metric line and the newest checkpoint
 _LOOK_AGAIN = 20.0  # seconds between looks at one pod's events, or at one node
 _PATIENCE = 10.0  # seconds in which a placed pod's containers come up without anybody asking why not
 _MAX_BACKOFF = 15.0
+_MANY_FAILURES = 8
 _GONE, _FORBIDDEN = 410, 403
 
 Event = dict[str, Any]
@@ -31,11 +32,18 @@ Event = dict[str, Any]
 class Feed:
     """One Workflow: `study()` is its newest state, `wait` blocks until something changed.
 
-    follow=False looks once: lists instead of watches, the end of each log.
+    follow=False looks once: lists instead of watches, the end of each log. logs=False leaves the folds' logs alone.
     """
 
-    def __init__(self, kube: Kube, name: str, silent_after: float = status.SILENT_AFTER, follow: bool = True) -> None:
-        self.kube, self.name, self.silent_after, self.follow = kube, name, silent_after, follow
+    def __init__(
+        self,
+        kube: Kube,
+        name: str,
+        silent_after: float = status.SILENT_AFTER,
+        follow: bool = True,
+        logs: bool = True,
+    ) -> None:
+        self.kube, self.name, self.silent_after, self.follow, self.reads_logs = kube, name, silent_after, follow, logs
         self.workflow: dict[str, Any] = {}
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, PodLog] = {}
@@ -88,7 +96,8 @@ class Feed:
     def study(self) -> Study:
         """The newest state. Asks for events, nodes and logs where they tell more."""
         study = self._build()
-        learnt = [self._explain(task) for task in study.tasks] + [self._attend(task) for task in study.folds]
+        learnt = [self._explain(task) for task in study.tasks]
+        learnt += [self._attend(task) for task in study.folds] if self.reads_logs else []
         return self._build() if any(learnt) else study
 
     def delete_pod(self, name: str) -> bool:
@@ -252,6 +261,26 @@ class Feed:
                         self._changed.set()
             except ClusterError:
                 failures += 1
+            self._closed.wait(min(_MAX_BACKOFF, 2.0**failures))
+
+    def whole_log(self, name: str) -> Iterator[str]:
+        """Every line of a pod's log, each once, to the pod's end; a broken connection goes on where it broke."""
+        failures, newest = 0, ""
+        while not self._closed.is_set():
+            cut = newest
+            try:
+                for line in self._log_lines(name, follow=True, tail_lines=None):
+                    stamp, _, text = line.partition(" ")
+                    if stamp > cut and not is_executors(text):
+                        yield text
+                    newest, failures = max(newest, stamp), 0
+            except ClusterError as error:
+                failures += 1
+                if error.status == 404:
+                    return
+            pod = self.pods.get(name)
+            if pod is None or (not failures and not pod_state.is_running(pod)) or failures > _MANY_FAILURES:
+                return
             self._closed.wait(min(_MAX_BACKOFF, 2.0**failures))
 
     def _log_lines(self, name: str, **options: Any) -> Iterator[str]:

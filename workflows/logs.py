@@ -1,7 +1,8 @@
 """Shows the logs of a study's pods, all attempts of each as one stream.
 
 python -m workflows.logs                     the newest run, every pod
-python -m workflows.logs my-run --fold 1 -f  follow one fold across its attempts
+python -m workflows.logs my-run 1 --follow   one fold across its attempts
+python -m workflows.logs my-run 1 --previous the attempt before the newest
 """
 
 from __future__ import annotations
@@ -14,33 +15,57 @@ from typing import Annotated
 import typer
 
 from workflows import state
-from workflows.cli import DEFAULT_RUNS, Runs, run_command
+from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
 from workflows.errors import UsageError, nearest
+from workflows.launch import Backend
+from workflows.locate import BackendOption, ClusterRun, locate
 
 _POLL = 0.3
+ALL, LAST, PREVIOUS = slice(None), slice(-1, None), slice(-2, -1)  # which attempts of a pod
 
 
 def main(
-    run: Annotated[str, typer.Argument(help="run-id or its beginning; none: the newest")] = "",
-    fold: Annotated[int | None, typer.Option(help="one fold")] = None,
+    run: Annotated[str, typer.Argument(help="run-id, workflow or its beginning; none: the newest")] = "",
+    one_fold: Annotated[int | None, typer.Argument(metavar="FOLD", help="one fold; none: every pod")] = None,
+    fold: Annotated[int | None, typer.Option(help="one fold, the same as the argument")] = None,
     task: Annotated[str, typer.Option(help="one pod: resolve, precompute, train-0, gate, report")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the study ends")] = False,
     last: Annotated[bool, typer.Option("--last", help="the last attempt alone")] = False,
+    previous: Annotated[bool, typer.Option("--previous", help="the attempt before the last alone")] = False,
+    backend: BackendOption = Backend.auto,
+    context: Context = "",
+    namespace: Namespace = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Show the logs of a study, attempt after attempt.
+    """Show the logs of a study, attempt after attempt, oldest first.
 
-    Example: python -m workflows.logs my-run --fold 1 --follow
+    On a cluster the log of a pod that is gone comes from the claim, through a short-lived pod that reads it.
+
+    Example: python -m workflows.logs my-run 1 --follow
     """
-    folder = state.find(runs, run)
+    which = PREVIOUS if previous else LAST if last else ALL
+    if previous and (last or follow):
+        raise UsageError("--previous: not together with --last or --follow\nleave the other out")
+    fold = one_fold if fold is None else fold
     wanted = task if fold is None else f"train-{fold}"
+    found = locate(runs, run, backend, context, namespace)
+    if isinstance(found, ClusterRun):
+        from workflows.logs_cluster import cluster_lines
+
+        lines = cluster_lines(found, wanted, which, follow)
+    else:
+        lines = local_lines(found, wanted, which, follow)
+    for line in lines:
+        print(line, flush=follow)
+
+
+def local_lines(folder: Path, wanted: str, which: slice, follow: bool) -> Iterator[str]:
     pods = pod_names(folder)
     if wanted and wanted not in pods and not follow:
         raise UsageError(
             f"run {folder.name}: no logs of {wanted!r}{nearest(wanted, pods)}; there are: {', '.join(pods)}"
         )
-    for line in stream(folder, [wanted] if wanted else None, follow, last):
-        print(line, flush=follow)
+    return stream(folder, [wanted] if wanted else None, follow, which)
 
 
 def attempts(folder: Path, pod: str) -> list[Path]:
@@ -55,14 +80,14 @@ def pod_names(folder: Path) -> list[str]:
     return list(dict.fromkeys(p.stem.rpartition("-")[0] for p in found))
 
 
-def stream(folder: Path, pods: list[str] | None, follow: bool, last: bool) -> Iterator[str]:
+def stream(folder: Path, pods: list[str] | None, follow: bool, which: slice) -> Iterator[str]:
     """Lines of the logs, each once; with several pods each line begins with its pod's name."""
     offsets: dict[Path, int] = {}
     while True:
         running = follow and state.is_locked(folder)
         for pod in pods or pod_names(folder):
             logs = attempts(folder, pod)
-            for log in logs[-1:] if last else logs:
+            for log in logs[which]:
                 prefix = "" if pods else f"{pod:<12} "
                 yield from (prefix + line for line in _new_lines(log, offsets, whole=not running))
         if not running:

@@ -2,33 +2,50 @@
 
 python -m workflows.resubmit            the newest run
 python -m workflows.resubmit my-run
+python -m workflows.resubmit my-run --backend argo --watch
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from workflows import nodes, state
-from workflows.cli import DEFAULT_RUNS, Runs, run_command
+from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
 from workflows.hardware import side_by_side
+from workflows.launch import AsJson, Backend, DryRun, How, Watch
 from workflows.local import GATE_FAILED
+from workflows.locate import BackendOption, ClusterRun, locate
 from workflows.state import Submission
-from workflows.submit import start
+from workflows.submit import same_command, start
 
 
 def main(
-    run: Annotated[str, typer.Argument(help="run-id or its beginning; none: the newest")] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side; none: as cores allow")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would run, start nothing")] = False,
+    run: Annotated[str, typer.Argument(help="run-id, workflow or its beginning; none: the newest")] = "",
+    jobs: Annotated[int | None, typer.Option(min=1, help="pods side by side here; none: as cores allow")] = None,
+    watch: Watch = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    backend: BackendOption = Backend.auto,
+    context: Context = "",
+    namespace: Namespace = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> int:
-    """Run the failed folds of a study again, then gate and report.
+    """Run the failed folds of a study again, then gate and report; also goes on with a study that was stopped.
 
     Example: python -m workflows.resubmit my-run
     """
-    submission = state.read(state.find(runs, run))
+    found = locate(runs, run, backend, context, namespace)
+    if isinstance(found, ClusterRun):
+        return resubmit_on(found, How(watch, dry_run, as_json))
+    return resubmit_here(found, runs, jobs, dry_run)
+
+
+def resubmit_here(folder: Path, runs: Path, jobs: int | None, dry_run: bool) -> int:
+    submission = state.read(folder)
     again = folds_to_run(submission)
     if again == []:
         print(f"run {submission.run_id}: every fold is done, nothing to run again")
@@ -50,6 +67,55 @@ def folds_to_run(submission: Submission) -> list[str] | None:
     if not folds or (all_done and not judged):
         return None
     return [node.inputs["fold"] for node in folds if node.phase != nodes.SUCCEEDED]
+
+
+def resubmit_on(run: ClusterRun, how: How) -> int:
+    """A new workflow with the old parameters and run-id, for the folds that no workflow of the run finished."""
+    from workflows import launch
+    from workflows.argo import Settled, refuse_run_in_use, workflow_object
+    from workflows.argo_nodes import parameters_of
+    from workflows.reader import template_of
+
+    kube = run.kube
+    refuse_run_in_use(kube, run.run_id)
+    again = folds_to_run_on(run)
+    if again == []:
+        print(f"run {run.run_id}: every fold is done, nothing to run again")
+        return 0
+    given = parameters_of({**run.newest, "status": {}})
+    only = "" if again is None else ",".join(map(str, again))
+    settled = Settled(template_of(run.newest), run.run_id, {**given, "run-id": run.run_id, "only-folds": only})
+    body = workflow_object(settled, kube.namespace, " ".join(same_command()))
+    name = body["metadata"]["name"]
+    if how.dry_run:
+        return launch.dry_run(kube, body, how, "")
+    kube.create("workflows", body)
+    if how.as_json:
+        print(json.dumps(launch.told(kube, settled, name)), flush=True)
+    else:
+        said = "all of it" if again is None else f"fold {', '.join(map(str, again))}"
+        print(f"run {run.run_id}: {said} again, with the parameters of {run.name}\nworkflow {name} created", flush=True)
+    return launch.follow(kube, name) if how.watch else launch.say_next(kube, name, how)
+
+
+def folds_to_run_on(run: ClusterRun) -> list[int] | None:
+    """Folds that were asked for and that no workflow of the run finished.
+
+    None when all tasks are due again: before the first fold, or when the verdict is missing (done folds are no-ops).
+    """
+    from workflows import status
+
+    newest = status.build(run.newest)
+    asked: set[int] = set()
+    done: set[int] = set()
+    for workflow in run.workflows:
+        study = status.build(workflow)
+        only = [int(part) for part in study.parameters.get("only-folds", "").split(",") if part.strip().isdecimal()]
+        asked |= set(only or range(int(study.parameters.get("folds") or 0)))
+        done |= {task.fold for task in study.folds if task.fold is not None and task.phase == status.SUCCEEDED}
+    if asked <= done:
+        return [] if status.exit_code(newest) in (0, GATE_FAILED) else None
+    return sorted(asked - done) if done else None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+"""Artifacts of a workflow, from the bucket that Argo put them into, with this machine's credentials (AWS_...)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from workflows.argo_nodes import Tree
+from workflows.errors import UsageError, WorkflowError
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One object. `endpoint` is a URL, "" for AWS itself."""
+
+    name: str
+    path: str
+    bucket: str
+    key: str
+    endpoint: str = ""
+
+
+def has_artifacts(workflow: Tree) -> bool:
+    return bool(artifacts_of(workflow))
+
+
+def artifacts_of(workflow: Tree) -> list[Artifact]:
+    """What tasks put out, newest attempt last wins; logs that Argo archives are left out."""
+    status = workflow.get("status") or {}
+    repository = (status.get("artifactRepositoryRef") or {}).get("artifactRepository") or {}
+    found: dict[tuple[str, str], Artifact] = {}
+    for node in (status.get("nodes") or {}).values():
+        inputs = {p["name"]: p.get("value") for p in (node.get("inputs") or {}).get("parameters") or []}
+        for one in (node.get("outputs") or {}).get("artifacts") or []:
+            place = {**(repository.get("s3") or {}), **(one.get("s3") or {})}
+            if one.get("name") == "main-logs" or not (one.get("s3") or {}).get("key") or not place.get("bucket"):
+                continue
+            file = os.path.basename(str(one.get("path") or one["name"]))
+            path = f"fold{inputs['fold']}/{file}" if inputs.get("fold") else file
+            found[(str(one["name"]), path)] = Artifact(
+                one["name"], path, place["bucket"], place["key"], _endpoint(place)
+            )
+    return list(found.values())
+
+
+def _endpoint(place: dict[str, Any]) -> str:
+    host = str(place.get("endpoint") or "")
+    return "" if not host or host == "s3.amazonaws.com" else f"{'http' if place.get('insecure') else 'https'}://{host}"
+
+
+def read_artifacts(workflow: Tree) -> dict[str, bytes]:
+    """Contents by the path they get here. Raises UsageError without boto3, WorkflowError when S3 refuses."""
+    wanted = artifacts_of(workflow)
+    if not wanted:
+        raise UsageError(f"workflow {workflow['metadata']['name']}: no artifacts on S3\nread the claim: --source claim")
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise UsageError("artifacts on S3 need boto3\npip install boto3") from None
+    found: dict[str, bytes] = {}
+    for one in wanted:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL") or one.endpoint or None
+        try:
+            client = boto3.client("s3", endpoint_url=endpoint)
+            found[one.path] = client.get_object(Bucket=one.bucket, Key=one.key)["Body"].read()
+        except (BotoCoreError, ClientError) as error:
+            raise WorkflowError(
+                f"s3://{one.bucket}/{one.key}: {error}\nset AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, "
+                "where the bucket's address differs from here, AWS_ENDPOINT_URL"
+            ) from None
+    return found
