@@ -34,11 +34,13 @@ HEX = re.compile(r"[0-9a-f]{40,64}")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _BRANCH = re.compile(r"[^\s~^:?*\[\\-][^\s~^:?*\[\\]{0,199}")
+_CPUS = re.compile(r"[1-9]\d{0,3}|\d{1,3}\.\d{1,3}|[1-9]\d{0,6}m")
 FORMS = {
     "gpu-pool": (_LABEL, "the value of a node label: letters, digits, '.', '_' and '-', at most 63 characters"),
     "cpu-pool": (_LABEL, "the value of a node label: letters, digits, '.', '_' and '-', at most 63 characters"),
     "claim": (_NAME, "the name of a persistent volume claim: small letters, digits, '-' and '.'"),
     "git-branch": (_BRANCH, "the name of a branch"),
+    "cpus": (_CPUS, "a number of CPU cores such as 4, 0.5 or 500m"),
 }
 _MAY_BE_EMPTY = ("n-steps", "n-backtests", "per-capacity", "git-branch")
 _SLUG = 40  # characters of the run-id in a workflow's name, which may have 63 in all

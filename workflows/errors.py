@@ -22,6 +22,10 @@ class UnsupportedField(WorkflowError):
     exit_code = 2
 
 
+class BadReference(UnsupportedField):
+    """A template or task is named that the workflow doesn't have."""
+
+
 def nearest(word: str, known: list[str]) -> str:
     """ " (did you mean 'x'?)" for the closest of `known`, or "" when none is close."""
     import difflib

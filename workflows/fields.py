@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from workflows.errors import UnsupportedField, nearest
+from workflows.errors import BadReference, UnsupportedField, nearest
 from workflows.expressions import depends_tasks
 
 CARRIED_OUT: dict[str, set[str]] = {
@@ -122,7 +122,7 @@ def _known(kind: str, given: dict[str, Any], where: str) -> None:
 
 def _reference(name: str, templates: dict[str, Any], where: str) -> None:
     if name not in templates:
-        raise UnsupportedField(f"{where}: no template {name!r}{nearest(name, list(templates))}")
+        raise BadReference(f"{where}: no template {name!r}{nearest(name, list(templates))}")
 
 
 def _check_parameters(holder: dict[str, Any], kind: str, where: str) -> None:
@@ -181,7 +181,7 @@ def _check_dag(template: dict[str, Any], where: str, templates: dict[str, Any]) 
             raise UnsupportedField(f"{at}: more than one of withParam, withItems, withSequence")
         for other in depends_tasks(task.get("depends", "")):
             if other not in names:
-                raise UnsupportedField(f"{at}.depends: no task {other!r}{nearest(other, names)}")
+                raise BadReference(f"{at}.depends: no task {other!r}{nearest(other, names)}")
     _check_order(dag["tasks"], where)
 
 

@@ -143,6 +143,11 @@ class Kube:
         made = self.call(self.custom.create_namespaced_custom_object, **self._kind(plural), body=body, **options)
         return dict(made)
 
+    def replace(self, plural: str, name: str, body: dict[str, Any]) -> None:
+        """Writes the whole object; the server refuses it when it changed since it was read (409)."""
+        options = {"field_validation": "Strict", "name": name, "body": body}
+        self.call(self.custom.replace_namespaced_custom_object, **self._kind(plural), **options)
+
     def pods(self, selector: str = "") -> list[Any]:
         """Pods of the namespace as the client's V1Pod."""
 
