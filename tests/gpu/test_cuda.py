@@ -213,11 +213,10 @@ def test_views_are_refused_and_missing_sources_say_so():
     )
     with pytest.raises(ValueError, match="C-contiguous"):
         device.launch(grad_norm.KERNEL, x[::2], *args)
-    ghost = Kernel(
-        "no_such_source", (Arg("x", "real", "in", "N"),), lambda x: None, launcher=lambda s, c: ((1,), (1,), 0)
-    )
-    with pytest.raises(UsageError, match="no CUDA source"):
-        device.launch(ghost, x)
+    for launcher in (None, lambda sizes, scalars: ((1,), (1,), 0)):
+        ghost = Kernel("no_such_source", (Arg("x", "real", "in", "N"),), lambda x: None, launcher)
+        with pytest.raises(UsageError, match="no CUDA source"):
+            device.launch(ghost, x)
 
 
 def test_open_device():

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from kernels.spec import REAL, Arg, Kernel
 BLOCK, MOST = 256, 4096  # threads of a block, blocks of a grid-stride loop: the defaults of kernels.spec.grid_stride
 POISONS = ((np.nan, 77), (1e30, 78))  # what `out` arrays hold before a launch: (reals, integers)
 
-Make = Callable[[int, np.random.Generator], dict[str, Any]]
+Make = Callable[..., dict[str, Any]]  # of (size, rng)
+F = TypeVar("F", bound=Make)
 
 
 def around(block: int, *more: int) -> tuple[int, ...]:
@@ -91,10 +92,10 @@ CASES: list[Case] = []
 
 def case(
     module: ModuleType, sizes: tuple[int, ...], label: str = "", rounded: tuple[str, ...] = ()
-) -> Callable[[Make], Make]:
+) -> Callable[[F], F]:
     """Puts a function (size, rng) -> {size letter, scalar or array name: value} into the registry."""
 
-    def add(make: Make) -> Make:
+    def add(make: F) -> F:
         CASES.append(Case(module.KERNEL, label, sizes, make, rounded))
         return make
 

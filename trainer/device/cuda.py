@@ -195,6 +195,7 @@ class CudaDevice(Device):
             for a, v in zip(kernel.args, values)
         ) + tuple(np.int32(size) for size in sizes.values())
         if kernel.launcher is None:
+            kernel_source(kernel)  # a launcher comes with its source: without one, that is what to say
             raise FoxhuntError(f"kernel {kernel.name}: its argument table has no launcher for the GPU")
         for entry, grid, block, shared in phases(kernel, sizes, scalars):
             self._function(kernel, entry)(grid, block, packed, shared_mem=shared, stream=self.current.stream)
