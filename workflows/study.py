@@ -36,7 +36,7 @@ def run_study(workflow: dict[str, Any], parameters: dict[str, str], recipe: str,
             started=time.time(),
             pid=os.getpid(),
             jobs=jobs,
-            nodes=earlier_folds(folder) if parameters["only-folds"] else [],
+            nodes=earlier_folds(folder) if parameters.get("only-folds") else [],
         )
         outcome = _run(workflow, submission, folder, lock)
     finally:
