@@ -151,9 +151,11 @@ def open_device(name: str = "auto") -> Device:
         raise UsageError(f"--device {name}: unknown device; choose auto, cpu or cuda")
     if name == "cpu":
         return NumpyDevice()
-    from trainer.device.cuda import CudaDevice, why_unavailable
+    from trainer.device.cuda import CudaDevice, missing_sources, why_unavailable
 
     reason = why_unavailable()
+    if reason is None and (missing := missing_sources()):
+        reason = f"{len(missing)} kernels have no CUDA source yet ({', '.join(missing[:4])} ...); use --device cpu"
     if reason is None:
         return CudaDevice()
     if name == "cuda":

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import kernels
 from kernels.spec import Kernel
 from trainer.device.base import MAX_CHECKED, Device
 from trainer.errors import FoxhuntError, UsageError
@@ -41,6 +42,13 @@ def why_unavailable() -> str | None:
     except ImportError:
         return "nvmath-python is not installed; pip install 'foxhunt[gpu]' (CUDA 13) or 'foxhunt[gpu-cu12]'"
     return None
+
+
+def missing_sources() -> list[str]:
+    """Names of the kernels that can't run on a GPU yet, because they have no CUDA source."""
+    folder = Path(kernels.__file__).parent
+    pairs = [path.stem for path in folder.glob("*.py") if re.search(r"^KERNEL = ", path.read_text(), re.MULTILINE)]
+    return sorted(name for name in pairs if not (folder / f"{name}.cu").exists())
 
 
 def inline_headers(path: Path) -> str:
@@ -169,10 +177,13 @@ class CudaDevice(Device):
             ) from None
 
     def fill(self, array: Any, value: Any) -> None:
-        if isinstance(value, np.ndarray):
-            array.set(np.ascontiguousarray(np.broadcast_to(value, array.shape), array.dtype))
-        else:
-            array.fill(value)
+        # On the main stream, and finished: it is non-blocking, so nothing else orders a fill before the first launch.
+        with self.main.stream:
+            if isinstance(value, np.ndarray):
+                array.set(np.ascontiguousarray(np.broadcast_to(value, array.shape), array.dtype))
+            else:
+                array.fill(value)
+        self.synchronize()
 
     def to_host(self, array: Any) -> np.ndarray:
         self.synchronize()
