@@ -218,8 +218,9 @@ def _reference(
     np.copyto(pending_row, fill_row[row], where=is_order)
     trail += chosen == LOOSEN
     trail -= chosen == TIGHTEN
-    row += running
-    episode_row += running
+    alive = running.astype(row.dtype)  # one conversion: adding booleans to integers goes through a buffer
+    row += alive
+    episode_row += alive
     hold_rows += position != 0
     ordered[...] = is_order
     action_done[...] = chosen
@@ -239,15 +240,15 @@ def _reference(
     fallen = (peak - (cash + carried * mid) >= drawdown) & running
     final = ((row >= end_row) | (episode_row >= episode_rows)) & running
     ending = fallen | final
-    done += ending  # TRUNCATED is 1
-    done += fallen  # DRAWDOWN is 2
+    done += ending.view(np.int8)  # TRUNCATED is 1
+    done += fallen.view(np.int8)  # DRAWDOWN is 2
 
     # 3. Trade on r's book.
     due = (target != position) & (pending_row <= row)
-    target *= ~ending
+    np.copyto(target, 0, where=ending)
     np.copyto(position, target, where=due | ending)
     lots = position - carried
-    lanes = np.flatnonzero(lots)
+    lanes = lots.nonzero()[0]
     if lanes.size:
         traded, was, goal = lots[lanes].astype(np.int64), carried[lanes].astype(np.int64), position[lanes]
         n, sign = np.abs(traded), np.sign(traded)
@@ -269,7 +270,7 @@ def _reference(
 
     # 4. The stop.
     fresh = carried * position <= 0  # flat, just opened, or flipped
-    hold_rows *= ~fresh
+    np.copyto(hold_rows, 0, where=fresh)
     np.copyto(trail, NO_STOP, where=fresh)
     side = np.sign(position)
     at = row * np.int64(bid_px.shape[1])
@@ -277,7 +278,7 @@ def _reference(
     given_back = np.maximum(side * (best - touch), 0) * ~fresh
     best[...] = touch + side * given_back
     hit = (position == target) & (given_back >= trail_ticks[trail]) & (side != 0)
-    target *= ~hit
+    np.copyto(target, 0, where=hit)
     np.copyto(pending_row, fill_row[row], where=hit)
 
     # 5. Equity, reward, and what is seen next.
