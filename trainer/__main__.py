@@ -297,6 +297,7 @@ def main(argv: list[str] | None = None) -> int:
     from trainer.logs import configure_logs
 
     configure_logs()
+    _leave_on_sigterm()
     try:
         code = app(argv, standalone_mode=False)
     except FoxhuntError as error:
@@ -307,6 +308,22 @@ def main(argv: list[str] | None = None) -> int:
         return _usage(error)
     # Typer turns Ctrl-C into a returned 130; commands return nothing.
     return _interrupted() if code == 130 else 0
+
+
+def _leave_on_sigterm() -> None:
+    """SIGTERM ends any command by exit 75 with its temporary files removed; the training loop has its own answer.
+
+    Without this a pod that is asked to stop would look as if it had been killed.
+    """
+    import signal
+
+    from trainer.errors import Interrupted
+
+    def leave(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one is not waited for
+        raise Interrupted("SIGTERM; what was saved is kept\nrun the same command again to go on")
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def _interrupted() -> int:

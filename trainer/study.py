@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainer.results.gate import Verdict
 
 DONE = "DONE"
+LEASE_WAIT_S = 90.0  # in a pod: longer than a silent owner keeps a fold folder
 log = structlog.get_logger()
 
 
@@ -174,7 +175,9 @@ def train(
 ) -> tuple[Outcome | None, FoldResult | None]:
     """Trains a fold and judges it. A fold that is DONE is left alone: (None, its result)."""
     from trainer.device import open_device
+    from trainer.learn.heartbeat import Heartbeat
     from trainer.learn.loop import train as run
+    from trainer.learn.metrics import write_progress
     from trainer.recipes.alpha_rl import AlphaRL
     from trainer.results.fold_result import read_fold_result
 
@@ -184,19 +187,23 @@ def train(
     mark = done_mark(cfg, study, fold)
     if read_done(folder)[0] == mark:
         log.info("already done, nothing to do", fold=fold, folder=str(folder))
+        write_progress(cfg.run.n_steps, cfg.run.n_steps)
         return None, read_fold_result(folder)
     device = open_device(cfg.run.device)
     log.info("training", fold=chosen.label, device=device.name, steps=cfg.run.n_steps, train_rows=_rows(chosen.train))
-    recipe = AlphaRL(device, cfg, market, chosen)
     meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
-    wait = 90.0 if os.environ.get("FOXHUNT_POD") else 0.0
-    outcome = run(recipe, cfg.run, folder, fold, meta, resume, quiet, wait)
-    log.info("trained", fold=fold, step=outcome.step, seconds=round(outcome.seconds, 1), state=outcome.state_hash)
+    wait = LEASE_WAIT_S if os.environ.get("FOXHUNT_POD") else 0.0
     result = None
-    if judge:
-        name = "best.param" if cfg.eval.select == "best-val" and _has_best(recipe) else "opt.param"
-        result = _judge(place, cfg, study, market, chosen, device, recipe.store, recipe.store[name], name)
-        write_text(folder / DONE, f"{mark}\n{outcome.state_hash}\n")
+    with Heartbeat(fold, cfg.run.n_steps) as heartbeat:
+        recipe, outcome = run(
+            lambda: AlphaRL(device, cfg, market, chosen), cfg.run, folder, fold, meta, resume, quiet, wait, heartbeat
+        )
+        log.info("trained", fold=fold, step=outcome.step, seconds=round(outcome.seconds, 1), state=outcome.state_hash)
+        if judge:
+            heartbeat.phase = "judging"
+            name = "best.param" if cfg.eval.select == "best-val" and _has_best(recipe) else "opt.param"
+            result = _judge(place, cfg, study, market, chosen, device, recipe.store, recipe.store[name], name)
+            write_text(folder / DONE, f"{mark}\n{outcome.state_hash}\n")
     return outcome, result
 
 
@@ -293,7 +300,8 @@ def _judge(
             config_digest=cfg.digest(),
             data_digest=study["data_digest"],
             code_sha=os.environ.get("FOXHUNT_COMMIT", ""),
-            image_digest=os.environ.get("FOXHUNT_IMAGE", ""),
+            # Outside of a pod the code is whatever is installed, not an image.
+            image_digest=os.environ.get("FOXHUNT_IMAGE", "") if os.environ.get("FOXHUNT_POD") else "",
             versions={"python": platform.python_version(), "numpy": np.__version__},
         ),
         trials=register_trial(place.runs, study["data_digest"], place.run_id),

@@ -17,8 +17,9 @@ from typing import Any
 
 import structlog
 
-from trainer.errors import Interrupted, LeaseError, of_os_error
+from trainer.errors import FoxhuntError, Interrupted, LeaseError, of_os_error
 from trainer.learn.files import write_json
+from trainer.learn.ledger import last_retry
 
 STALE_S = 60.0
 HEARTBEAT_S = 10.0
@@ -53,6 +54,8 @@ def _pid_namespace() -> str:
 def owner_of_this_process() -> dict[str, Any]:
     return {
         "pod": os.environ.get("FOXHUNT_POD", ""),
+        "workflow": os.environ.get("FOXHUNT_WORKFLOW", ""),
+        "retries": os.environ.get("FOXHUNT_RETRIES", ""),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started": _start_time(os.getpid()),
@@ -67,6 +70,26 @@ def known_dead(owner: dict[str, Any]) -> bool:
     if not here["boot_id"] or any(owner.get(k) != here[k] for k in ("boot_id", "pid_namespace")):
         return False
     return _start_time(int(owner.get("pid", 0))) != owner.get("started")
+
+
+def earlier_attempt(owner: dict[str, Any]) -> int:
+    """How many attempts of the same workflow's pod lie between the owner and this process; 0: it is none of them."""
+    here = owner_of_this_process()
+    try:
+        before = int(here["retries"]) - int(owner["retries"])
+    except (KeyError, ValueError):
+        return 0
+    return max(before, 0) if here["workflow"] and owner.get("workflow") == here["workflow"] else 0
+
+
+def reported_ended(owner: dict[str, Any]) -> bool:
+    """True when the owner was the attempt before this one and its node has reported how its container ended.
+
+    An exit code of a failed pod comes from the kubelet, after the container is gone. "Pod deleted" and a lost node
+    leave a doubt, because the process may go on behind a cut network; then the heartbeat decides.
+    """
+    code, status, _ = last_retry()
+    return earlier_attempt(owner) == 1 and status == "Failed" and code is not None
 
 
 def describe(owner: dict[str, Any]) -> str:
@@ -100,16 +123,25 @@ class Lease:
             if why and self._claim(int(current.get("token", 0)) + 1 if current else 1):
                 break
             if time.monotonic() >= deadline:
-                owner = describe(current["owner"]) if current else "another process"
-                raise LeaseError(
-                    f"fold folder {self.path.parent}: {owner} is working in it\n"
-                    f"wait for it to end, or stop it; it loses the folder {self.stale_s:.0f} s after its last heartbeat"
-                )
+                raise self._refusal(current)
             time.sleep(min(1.0, self.heartbeat_s))
         if current:
             log.info("lease taken over", why=why, previous=describe(current["owner"]), token=self.token)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
+
+    def _refusal(self, current: dict[str, Any] | None) -> FoxhuntError:
+        """A rival is a mistake of the user's; an earlier attempt that is cut off and works on ends by itself."""
+        owner = describe(current["owner"]) if current else "another process"
+        what = f"fold folder {self.path.parent}: {owner} is working in it"
+        if current and earlier_attempt(current["owner"]):
+            return Interrupted(
+                f"{what}, an earlier attempt that the workflow believes ended\n"
+                "it is tried again later; if its node is gone for good, delete the node"
+            )
+        return LeaseError(
+            f"{what}\nwait for it to end, or stop it; it loses the folder {self.stale_s:.0f} s after its last heartbeat"
+        )
 
     def check(self) -> None:
         current = self._read()
@@ -142,7 +174,7 @@ class Lease:
             return "no lease"
         if current.get("released"):
             return "released"
-        if known_dead(current["owner"]):
+        if known_dead(current["owner"]) or reported_ended(current["owner"]):
             return "owner is dead"
         age = time.time() - float(current.get("heartbeat", 0))
         return f"no heartbeat for {age:.0f} s" if age > self.stale_s else ""

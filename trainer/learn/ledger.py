@@ -1,8 +1,8 @@
 """The attempt ledger `attempts.jsonl`: one line at each start and end of a process that trains a fold.
 
 The workflow passes how the last attempt ended (FOXHUNT_LAST_EXIT_CODE, _STATUS, _MESSAGE), so a death that could write
-nothing itself is classified by the next attempt. Interruptions are free; three unexplained deaths in a row without a
-new checkpoint are a crash loop.
+nothing itself is classified by the next attempt. Interruptions are free; three other deaths in a row without a new
+checkpoint are a crash loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ log = structlog.get_logger()
 
 LEDGER = "attempts.jsonl"
 CRASH_LOOP = 3
-_FREE_WORDS = ("evict", "preempt", "shutdown", "deleted", "deadline", "node", "terminat", "oomkilled")
+OUT_OF_MEMORY = "out of memory"
+_UNKNOWN_CODES = (None, 0, -1)  # the workflow's tags say "0" for an unknown code, its expressions "-1"
+_ASKED_TO_STOP = (75, 143)  # 143: SIGTERM before the trainer could answer it
+_FREE_WORDS = ("evict", "preempt", "shutdown", "deleted", "deadline", "node", "terminat")
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,12 @@ class Attempt:
     exit_code: int | None
     pod: str
     node: str
+    memory_limit: int | None = None  # bytes
 
     @property
     def explained(self) -> bool:
         """True when the end was an interruption, a finish, or a crash loop already reported."""
-        return self.why in ("done", "interrupted", "out of memory", "crash loop", "usage error", "running")
+        return self.why in ("done", "interrupted", "crash loop", "usage error", "running")
 
 
 def read_attempts(folder: Path) -> list[Attempt]:
@@ -66,16 +70,32 @@ def _attempt(start: dict[str, Any], end: dict[str, Any] | None) -> Attempt:
         exit_code=end.get("exit_code"),
         pod=str(start.get("pod", "")),
         node=str(start.get("node", "")),
+        memory_limit=start.get("memory_limit"),
     )
 
 
 def classify(exit_code: int | None, status: str, message: str) -> str:
-    """Why an attempt that wrote no end line ended, from what the workflow knows of it."""
-    if exit_code == 77:
-        return "out of memory"
-    if exit_code == 75 or status == "Error" or any(word in message.lower() for word in _FREE_WORDS):
+    """Why an attempt that wrote no end line ended, from what the workflow knows of it.
+
+    A known exit code says more than words: the message of a crash may hold any. Without one, the pod was deleted or
+    evicted, its node was lost, or the message tells.
+    """
+    text = message.lower()
+    if exit_code == 77 or "oomkilled" in text:
+        return OUT_OF_MEMORY
+    if exit_code in _ASKED_TO_STOP or status == "Error":
         return "interrupted"
-    return "killed" if exit_code in (None, 0, -1, 137, 143) else "crashed"
+    if exit_code in (*_UNKNOWN_CODES, 137):  # any kill leaves 137: the message may know more
+        return "interrupted" if any(word in text for word in _FREE_WORDS) else "killed"
+    return "crashed"
+
+
+def last_retry() -> tuple[int | None, str, str]:
+    """(exit code or None, status, message) of the attempt before this one, as the workflow knows them."""
+    text = os.environ.get("FOXHUNT_LAST_EXIT_CODE", "")
+    code = int(text) if text.lstrip("-").isdigit() else None
+    status, message = (os.environ.get(f"FOXHUNT_LAST_{name}", "") for name in ("STATUS", "MESSAGE"))
+    return None if code in _UNKNOWN_CODES else code, status, message
 
 
 class Ledger:
@@ -88,14 +108,19 @@ class Ledger:
         self.attempts = read_attempts(folder)
         self.attempt = self.attempts[-1].attempt + 1 if self.attempts else 0
 
-    def start(self, resumed_step: int) -> None:
+    @property
+    def memory_too_small(self) -> int | None:
+        """The largest limit, in bytes, under which an attempt ran out of memory."""
+        return max((a.memory_limit for a in self.attempts if a.why == OUT_OF_MEMORY and a.memory_limit), default=None)
+
+    def start(self, resumed_step: int, memory_limit: int | None = None) -> None:
         """Writes the start line. Raises CrashLoop after three unexplained deaths in a row at this very step."""
         deaths = 0
         for past in reversed(self.attempts):
             if past.explained or past.resumed_step != resumed_step:
                 break
             deaths += 1
-        self._append("start", resumed_step=resumed_step, pid=os.getpid())
+        self._append("start", resumed_step=resumed_step, pid=os.getpid(), memory_limit=memory_limit)
         if deaths >= CRASH_LOOP:
             self.end(resumed_step, "crash loop", CrashLoop.exit_code)
             raise CrashLoop(
@@ -118,22 +143,20 @@ class Ledger:
     def _close_the_dead(self, attempts: list[Attempt]) -> None:
         """The lease is ours, so an attempt without an end is dead; the last one's cause may come from the workflow."""
         for past in attempts:
-            if past.ended is not None:
+            code, status, message = last_retry() if past is attempts[-1] else (None, "", "")
+            why = classify(code, status, message)
+            # "done" is said when the training is; the same process may still die of memory while it judges the fold.
+            died_judging = past.why == "done" and code is not None and why == OUT_OF_MEMORY
+            if past.ended is not None and not died_judging:
                 continue
-            code, status, message = None, "", ""
-            if past is attempts[-1]:
-                text = os.environ.get("FOXHUNT_LAST_EXIT_CODE", "")
-                code = int(text) if text.lstrip("-").isdigit() else None
-                status = os.environ.get("FOXHUNT_LAST_STATUS", "")
-                message = os.environ.get("FOXHUNT_LAST_MESSAGE", "")
             append_json(
                 self.path,
                 {
                     "event": "end",
                     "attempt": past.attempt,
-                    "time": time.time(),
-                    "last_step": None,
-                    "why": classify(code, status, message),
+                    "time": past.ended or time.time(),
+                    "last_step": past.last_step,
+                    "why": why,
                     "exit_code": code,
                     "written_by": "next attempt",
                 },

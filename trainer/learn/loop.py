@@ -9,24 +9,29 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import structlog
 
 from trainer.config import RunConfig
-from trainer.errors import FoxhuntError, Interrupted
+from trainer.errors import FoxhuntError, Interrupted, OutOfMemory
 from trainer.learn import checkpoint as ck
+from trainer.learn.heartbeat import Heartbeat
 from trainer.learn.lease import Lease
-from trainer.learn.ledger import Ledger
-from trainer.learn.metrics import MetricsWriter
+from trainer.learn.ledger import OUT_OF_MEMORY, Ledger
+from trainer.learn.memory_guard import MemoryGuard, require_memory
+from trainer.learn.metrics import MetricsWriter, write_progress
 from trainer.logs import log_to
 
 log = structlog.get_logger()
+
+
+R = TypeVar("R", bound="Recipe")
 
 
 class Recipe(Protocol):
@@ -113,7 +118,7 @@ def find_resume(folder: Path, resume: str, meta: Mapping[str, str]) -> ck.Checkp
 
 
 def train(
-    recipe: Recipe,
+    build: Callable[[], R],
     run: RunConfig,
     folder: Path,
     fold: int,
@@ -121,32 +126,50 @@ def train(
     resume: str = "auto",
     quiet: bool = False,
     lease_wait_s: float = 0.0,
-) -> Outcome:
-    """Trains to `run.n_steps`. Raises Interrupted after a save on a signal, FoxhuntError on a non-finite loss."""
+    heartbeat: Heartbeat | None = None,
+) -> tuple[R, Outcome]:
+    """Trains what `build()` allocates to `run.n_steps`, once the folder is ours and its memory known to suffice.
+
+    Raises Interrupted after a save on a signal, OutOfMemory after one near the memory limit, FoxhuntError on a
+    non-finite loss.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with Lease(folder, wait_s=lease_wait_s) as lease, StopRequest() as stop:
+    heartbeat = heartbeat or Heartbeat(fold, run.n_steps)
+    with Lease(folder, wait_s=lease_wait_s) as lease, StopRequest() as stop, MemoryGuard() as guard:
         _clear_torn_writes(folder)
         found = find_resume(folder, resume, meta)
         ledger = Ledger(folder)
         log_to(folder / f"log-{ledger.attempt}.txt")
-        ledger.start(found.step if found else 0)
         step = found.step if found else 0
+        heartbeat.at(step, ledger.attempt)
+        ledger.start(step, guard.limit)
         try:
+            require_memory(guard.limit, ledger.memory_too_small)
+            guard.require_room("before anything of the training is allocated")
+            recipe = build()
             if found is not None:
                 recipe.restore(found.arrays)
                 log.info("resumed", fold=fold, step=step, path=str(found.path), attempt=ledger.attempt)
-            outcome = _Training(recipe, run, folder, fold, meta, ledger.attempt, lease, stop, quiet).run()
-        except Interrupted as error:
-            ledger.end(recipe.step_count, "interrupted", error.exit_code)
-            raise
-        except FoxhuntError as error:
-            ledger.end(recipe.step_count, "failed: " + str(error).splitlines()[0], error.exit_code)
-            raise
+            training = _Training(recipe, run, folder, fold, meta, ledger.attempt, lease, stop, guard, heartbeat, quiet)
+            outcome = training.run()
         except BaseException as error:
-            ledger.end(recipe.step_count, f"crashed: {type(error).__name__}: {error}", 1)
+            why, code = _why(error)
+            ledger.end(heartbeat.step, why, code)
             raise
         ledger.end(outcome.step, "done", 0)
-        return outcome
+        return recipe, outcome
+
+
+def _why(error: BaseException) -> tuple[str, int]:
+    """What the ledger says of an end by `error`, and its exit code."""
+    match error:
+        case OutOfMemory():
+            return OUT_OF_MEMORY, error.exit_code
+        case Interrupted():
+            return "interrupted", error.exit_code
+        case FoxhuntError():
+            return "failed: " + str(error).splitlines()[0], error.exit_code
+    return f"crashed: {type(error).__name__}: {error}", 1
 
 
 def _clear_torn_writes(folder: Path) -> None:
@@ -167,10 +190,12 @@ class _Training:
         attempt: int,
         lease: Lease,
         stop: StopRequest,
+        guard: MemoryGuard,
+        heartbeat: Heartbeat,
         quiet: bool,
     ):
         self.recipe, self.cfg, self.folder, self.fold = recipe, run, folder, fold
-        self.attempt, self.stop = attempt, stop
+        self.attempt, self.stop, self.guard, self.heartbeat = attempt, stop, guard, heartbeat
         self.writer = ck.CheckpointWriter(folder, meta, before_rename=lease.check)
         self.metrics = MetricsWriter(folder, attempt, run.n_steps, fold, quiet)
         self.saved_step, self.saved_at = recipe.step_count, time.monotonic()
@@ -179,11 +204,14 @@ class _Training:
 
     def run(self) -> Outcome:
         recipe, cfg = self.recipe, self.cfg
-        self.metrics.progress(recipe.step_count)
+        write_progress(recipe.step_count, cfg.n_steps)
+        self.heartbeat.phase = "training"
         try:
             while recipe.step_count < cfg.n_steps:
                 if self.stop.signal is not None:
                     self._interrupt()
+                if self.guard.exceeded:
+                    self._leave_for_memory()
                 recipe.step()
                 self._after(recipe.step_count)
             final = self._save()
@@ -202,6 +230,7 @@ class _Training:
 
     def _after(self, step: int) -> None:
         cfg = self.cfg
+        self.heartbeat.at(step, self.attempt)
         if step % cfg.metrics_every == 0 or step == cfg.n_steps:
             self._measure(step)
         minutes = (time.monotonic() - self.saved_at) / 60
@@ -219,6 +248,7 @@ class _Training:
             values["checkpoint_step"] = self.writer.last_step
             values["checkpoint_age_s"] = round(time.time() - self.writer.last_time, 1)
         self.metrics.write(step, values)
+        self.heartbeat.spoke()
         self.measured_step, self.measured_at = step, time.monotonic()
 
     def _check_finite(self, step: int, values: Mapping[str, Any]) -> None:
@@ -241,11 +271,24 @@ class _Training:
     def _interrupt(self) -> None:
         assert self.stop.signal is not None
         name = signal.Signals(self.stop.signal).name
-        self._save()
-        self.writer.close()
-        if self.writer.last_step != self.recipe.step_count:
+        if not self._saved_now():
             raise Interrupted(f"{name} at step {self.recipe.step_count}, and the save failed; see the log above")
         raise Interrupted(
             f"{name}: saved at step {self.recipe.step_count} of {self.cfg.n_steps} in {self.folder}\n"
             "run the same command again to go on"
         )
+
+    def _leave_for_memory(self) -> None:
+        done = f"{self.guard.describe()}; step {self.recipe.step_count} of {self.cfg.n_steps}"
+        if not self._saved_now():
+            raise OutOfMemory(f"{done}, and the save failed; see the log above")
+        raise OutOfMemory(
+            f"{done} is saved in {self.folder}\n"
+            "run the same command again with more memory, or with a smaller env.n_backtests or learn.per_capacity"
+        )
+
+    def _saved_now(self) -> bool:
+        """Saves and waits for the file; False when it could not be written."""
+        self._save()
+        self.writer.close()
+        return self.writer.last_step == self.recipe.step_count

@@ -12,8 +12,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,40 +47,41 @@ def json_safe(values: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
+def write_progress(step: int, total: int) -> None:
+    """`step/total` where Argo and the local runner look for it. A full disk costs the line, not the run."""
+    path = os.environ.get("ARGO_PROGRESS_FILE", "")
+    if not path:
+        return
+    try:
+        with open(path, "w") as file:
+            file.write(f"{step}/{total}\n")
+    except OSError as error:
+        log.warning("progress not written, training goes on", path=path, why=error.strerror)
+
+
 class MetricsWriter:
     """Writes lines for one attempt, the progress file of the workflow, and either a bar or lines on stdout."""
 
     def __init__(self, folder: Path, attempt: int, total: int, fold: int, quiet: bool = False):
         self.path, self.attempt, self.total, self.fold = metrics_path(folder, attempt), attempt, total, fold
-        self.progress_file = os.environ.get("ARGO_PROGRESS_FILE", "")
         self.quiet = quiet
         self.bar: Any = None
         if sys.stdout.isatty() and not quiet:
             self.bar = _Bar(fold, total)
 
-    def progress(self, step: int) -> None:
-        """`step/total` where Argo and the local runner look for it."""
-        if self.progress_file:
-            with self._going_on(self.progress_file), open(self.progress_file, "w") as file:
-                file.write(f"{step}/{self.total}\n")
-
     def write(self, step: int, values: dict[str, Any]) -> None:
         line = json_safe({"step": step, "attempt": self.attempt, "time": round(time.time(), 3), **values})
-        with self._going_on(str(self.path)):
+        try:
             append_json(self.path, line)
-        self.progress(step)
+        except (
+            OSError
+        ) as error:  # a full disk costs lines, not the run: whether that can go on is the checkpoint's affair
+            log.warning("metrics not written, training goes on", path=str(self.path), why=error.strerror)
+        write_progress(step, self.total)
         if self.bar is not None:
             self.bar.show(step, line)
         elif not self.quiet:
             print(json.dumps({"fold": self.fold, **line}), flush=True)
-
-    @contextmanager
-    def _going_on(self, path: str) -> Iterator[None]:
-        """A full disk costs lines, not the run: whether that can go on is the checkpoint's affair."""
-        try:
-            yield
-        except OSError as error:
-            log.warning("metrics not written, training goes on", path=path, why=error.strerror)
 
     def close(self) -> None:
         if self.bar is not None:
