@@ -164,6 +164,8 @@ def train(
     _, result = study.train(place, cfg, fold, resume_from or resume, evaluate)
     if result is not None:
         _output(outputs, wr=_number(result.policy.wr), hold_pct=_number(result.policy.hold_pct))
+        if outputs is not None:
+            study.export_fold(place, fold, outputs)
 
 
 def _fold_list(place: Place) -> list[Any]:

@@ -207,6 +207,16 @@ def train(
     return outcome, result
 
 
+def export_fold(place: Place, fold: int, outputs: Path) -> None:
+    """Leaves the fold's metrics (all attempts as one series) and its result where a workflow picks up files."""
+    from trainer.learn.metrics import read_metrics
+
+    folder = fold_folder(place.folder, fold)
+    outputs.mkdir(parents=True, exist_ok=True)
+    write_text(outputs / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(folder)))
+    write_text(outputs / "fold_result.json", (folder / "fold_result.json").read_text())
+
+
 def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
     """Judges the newest checkpoint's weights again."""
     from trainer.device import open_device

@@ -89,7 +89,7 @@ CLUSTER_ONLY: dict[str, set[str]] = {
         "tolerations",
     },
     "artifact": {"archive", "s3", "artifactGC"},
-    "container": {"image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"},
+    "container": {"envFrom", "image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"},
     "env": {"valueFrom"},
     "retryStrategy": {"affinity"},
     "volumeMount": {"subPath", "readOnly"},

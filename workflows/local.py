@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ class LocalRunner:
         limit = min(jobs, int(self.spec.get("parallelism", jobs)))
         self.pods = Pods(logs, limit, backoff_scale, changed, keep_open, gpus or [])
         name = workflow["metadata"].get("name", "workflow")
-        self.workflow = {"name": name, "parameters": _parameters(self.spec, parameters)}
+        self.workflow = {"name": name, "uid": str(uuid.uuid4()), "parameters": _parameters(self.spec, parameters)}
 
     async def run(self) -> Outcome:
         """Runs the entrypoint, then the exit handler. SIGINT and SIGTERM stop everything gently."""

@@ -9,7 +9,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hera.workflows import Container, EmptyDirVolume, Env, ExistingVolume, Parameter, Resources, RetryStrategy
+from hera.workflows import (
+    Artifact,
+    Container,
+    EmptyDirVolume,
+    Env,
+    ExistingVolume,
+    NoneArchiveStrategy,
+    Parameter,
+    Resources,
+    RetryStrategy,
+    SecretEnvFrom,
+)
 from hera.workflows import models as m
 
 RETRIED_EXIT_CODES = (75, 77, 137, 143, 134, 139)  # never 1 bug, 2 usage, 3 gate failed, 76 crash loop
@@ -40,12 +51,13 @@ COMMON_PARAMETERS: dict[str, tuple[str, str]] = {
     "image": ("foxhunt:latest", "image of every pod"),
     "claim": ("feature-cache", "persistent volume claim, ReadWriteMany when folds run on several nodes"),
     "cpu-pool": ("ci-compile-cpu", "value of the node label `pool` for CPU work"),
-    "cpu-memory-mi": ("4096", "memory of a CPU pod, MiB"),
+    "s3-secret": ("foxhunt-s3", "secret with AWS_ACCESS_KEY_ID and the like for s3:// data; may be absent"),
+    "cpu-memory-mi": ("4096", "memory of a CPU pod, MiB; doubled after an out-of-memory end"),
 }
 GPU_PARAMETERS: dict[str, tuple[str, str]] = {
     "only-folds": ("", "fold numbers to run, such as 0,2; empty: all"),
     "gpu-pool": ("ci-training-h100", "value of the node label `pool` for training"),
-    "memory-mi": ("16384", "memory of a training pod, MiB; doubled in the attempt after an out-of-memory end"),
+    "memory-mi": ("16384", "memory of a training pod, MiB; doubled after an out-of-memory end"),
     "cpus": ("4", "CPU cores that a training pod asks for"),
     "attempt-deadline-s": ("86400", "longest life of one attempt, seconds; it saves, and the next goes on"),
 }
@@ -83,6 +95,11 @@ def output(name: str, default: str = "") -> Parameter:
     return Parameter(name=name, value_from=m.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}", default=default))
 
 
+def output_file(name: str, file: str) -> Artifact:
+    """An artifact that the command writes as `<OUTPUTS_MOUNT>/<file>`, kept as it is, so that the UI can show it."""
+    return Artifact(name=name, path=f"{OUTPUTS_MOUNT}/{file}", archive=NoneArchiveStrategy(), optional=True)
+
+
 def tolerations(pool: str) -> list[m.Toleration]:
     """The pool's own taint, and a lost node given up after a minute instead of five."""
     lost = [
@@ -101,12 +118,12 @@ def main_patch(memory: str, cpus: str) -> str:
     return json.dumps({"terminationGracePeriodSeconds": 30, "containers": [{"name": "main", "resources": resources}]})
 
 
-def fixed_memory(parameter: str) -> str:
-    return f"{of_workflow(parameter)}Mi"
-
-
 def grown_memory(parameter: str) -> str:
-    """Twice the memory in the attempt that follows an out-of-memory end."""
+    """Twice the memory in the attempt that follows an out-of-memory end.
+
+    That is all an expression can see. A training whose grown attempt was interrupted asks again, by exit 77 at its
+    start (docs/decisions/0004-memory-growth.md).
+    """
     asked = f"asInt(workflow.parameters['{parameter}'])"
     return f"{{{{={asked} * (lastRetry?.exitCode in ['77', '137'] ? 2 : 1)}}}}Mi"
 
@@ -130,11 +147,13 @@ def environment() -> list[Env | m.EnvVar]:
         "FOXHUNT_LAST_EXIT_CODE": "{{lastRetry.exitCode}}",
         "FOXHUNT_LAST_STATUS": "{{lastRetry.status}}",
         "FOXHUNT_LAST_MESSAGE": "{{lastRetry.message}}",
+        "FOXHUNT_WORKFLOW": "{{workflow.uid}}",
     }
     fields = {"FOXHUNT_POD": "metadata.name", "FOXHUNT_NODE": "spec.nodeName"}
     return [
         *(Env(name=k, value=f"{CACHES_MOUNT}/{v}") for k, v in caches.items()),
         *(Env(name=k, value=v) for k, v in last.items()),
+        Env(name="FOXHUNT_IMAGE", value=of_workflow("image")),
         *(
             m.EnvVar(name=k, value_from=m.EnvVarSource(field_ref=m.ObjectFieldSelector(field_path=v)))
             for k, v in fields.items()
@@ -142,10 +161,13 @@ def environment() -> list[Env | m.EnvVar]:
     ]
 
 
-def pod(name: str, module: str, args: list[str], *, gpu: bool = False, **more: Any) -> Container:
-    """A container template that runs `python -m <module> <args>` on the GPU pool or the CPU pool."""
+def pod(name: str, module: str, args: list[str], *, gpu: bool = False, s3: bool = False, **more: Any) -> Container:
+    """A container template that runs `python -m <module> <args>` on the GPU pool or the CPU pool.
+
+    `s3`: it reads market data, so it gets the secret for s3:// addresses, where there is one.
+    """
     pool = of_workflow("gpu-pool" if gpu else "cpu-pool")
-    memory = grown_memory("memory-mi") if gpu else fixed_memory("cpu-memory-mi")
+    memory = grown_memory("memory-mi" if gpu else "cpu-memory-mi")
     return Container(
         name=name,
         image=of_workflow("image"),
@@ -153,6 +175,7 @@ def pod(name: str, module: str, args: list[str], *, gpu: bool = False, **more: A
         command=["python", "-m", module],
         args=args,
         env=environment(),
+        env_from=[SecretEnvFrom(name=of_workflow("s3-secret"), optional=True)] if s3 else None,
         resources=Resources(gpus=1) if gpu else None,
         volumes=[
             ExistingVolume(name="feature-cache", claim_name=of_workflow("claim"), mount_path=CLAIM_MOUNT),

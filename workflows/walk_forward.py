@@ -19,6 +19,7 @@ from workflows.templates import (
     of_task,
     of_workflow,
     output,
+    output_file,
     parameters,
     pod,
     workflow_rules,
@@ -43,21 +44,23 @@ def resolve() -> Container:
     flags = ("data", "config", "set", "folds", "n-steps", "n-backtests", "per-capacity", "run-id", "git-branch")
     args = [word for flag in flags for word in (f"--{flag}", of_workflow(flag))]
     outputs = [output("run-id"), output("data"), output("set")]
-    return pod("resolve", "workflows.resolve", [*args, "--outputs", OUTPUTS_MOUNT], outputs=outputs)
+    return pod("resolve", "workflows.resolve", [*args, "--outputs", OUTPUTS_MOUNT], s3=True, outputs=outputs)
 
 
 def precompute(only_folds: str) -> Container:
     """Market files -> feature cache and the fold list with its dates."""
     args = ["precompute", "--data", of_inputs("data"), "--folds", of_workflow("folds"), "--only-folds", only_folds]
     inputs = [*RUN_INPUTS, Parameter(name="data")]
-    return pod("precompute", "trainer", [*args, *run_options()], inputs=inputs, outputs=[output("folds", "[]")])
+    outputs = [output("folds", "[]")]
+    return pod("precompute", "trainer", [*args, *run_options()], s3=True, inputs=inputs, outputs=outputs)
 
 
 def train() -> Container:
     """One fold: trains, then evaluates out of sample. Resumes from its newest checkpoint."""
     args = ["train", "--fold", of_inputs("fold"), "--resume", "auto", *run_options()]
     inputs = [*RUN_INPUTS, Parameter(name="fold"), Parameter(name="label")]
-    outputs = [output("wr"), output("hold-pct")]
+    files = (("metrics", "metrics.jsonl"), ("fold-result", "fold_result.json"))
+    outputs = [output("wr"), output("hold-pct"), *(output_file(name, file) for name, file in files)]
     deadline = of_workflow("attempt-deadline-s")
     return pod("train", "trainer", args, gpu=True, inputs=inputs, outputs=outputs, active_deadline_seconds=deadline)
 
