@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -355,9 +356,7 @@ def _limit_waits(rest: Any) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason in words: urllib3 wraps it in object names."""
-    reason = getattr(error, "reason", None)
-    while isinstance(reason, BaseException) and isinstance(getattr(reason, "reason", None), BaseException):
-        reason = reason.reason  # type: ignore[attr-defined]
-    text = str(reason or error)
-    return text.rpartition(">: ")[2] or text
+    """The innermost reason in words: urllib3 wraps it in tuples and object names."""
+    while isinstance(inner := getattr(error, "reason", None) or (error.args[-1:] and error.args[-1]), BaseException):
+        error = inner
+    return re.sub(r"^<?\w*Connection\w*\b.*?\)?>?: ", "", str(error))

@@ -43,6 +43,7 @@ class FakeApi:
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     denied: set[tuple[str, str]] = field(default_factory=set)
     token: str = "right"
+    user: str = "me"
     requests: list[Request] = field(default_factory=list)
     url: str = ""
 
@@ -63,6 +64,8 @@ class FakeApi:
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.4", **VERSION_REST}
         if request.path.endswith("/selfsubjectaccessreviews"):
             return 201, self.review(request.body)
+        if request.path.endswith("/selfsubjectreviews"):
+            return 201, {**request.body, "status": {"userInfo": {"username": self.user}}}
         verb = self.verb(request)
         resource = request.path.split("/")[-1 if verb in ("list", "create") else -2]
         if (verb, resource) in self.denied:
@@ -81,14 +84,14 @@ class FakeApi:
 
     def list(self, request: Request, resource: str) -> tuple[int, Any]:
         wanted = dict(pair.split("=") for pair in request.query.get("labelSelector", "").split(",") if pair)
-        # pods of all namespaces, or of one
-        prefix, plural = request.path.rpartition("/")[0], request.path.rpartition("/")[2]
-        everywhere = prefix == "/api/v1" and plural == "pods"
-        items = [
-            tree
-            for path, tree in self.objects.items()
-            if path.rpartition("/")[0] == request.path or (everywhere and path.split("/")[-2] == "pods")
-        ]
+        prefix, _, plural = request.path.rpartition("/")
+
+        def asked_for(path: str) -> bool:
+            parent = path.rpartition("/")[0]
+            inside = parent.startswith(f"{prefix}/namespaces/") and parent.endswith(f"/{plural}")
+            return parent == request.path or ("/namespaces/" not in request.path and inside)
+
+        items = [tree for path, tree in self.objects.items() if asked_for(path)]
         items = [t for t in items if wanted.items() <= t["metadata"].get("labels", {}).items()]
         return 200, {"kind": LISTS[resource], "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
 

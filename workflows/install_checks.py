@@ -1,0 +1,310 @@
+"""Is Argo there, fit and at work, are we allowed to, and is what the template needs installed?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from workflows import images
+from workflows.argo import phase_of
+from workflows.findings import Finding, Scope, State, Unreadable, readable
+from workflows.kube import GROUP, ClusterError
+
+OLDEST_ARGO = (4, 0, 5)
+CONTROLLER_LABELS = ("app=workflow-controller", "app.kubernetes.io/component=workflow-controller")
+CONTROLLER_NAMESPACE = "argo"
+TAKEN_UP_WITHIN = 60.0  # seconds a controller at work needs at most for a new workflow
+# Fields of a workflow's templates that Argo 3 doesn't know and we use.
+NEEDED_FIELDS = ("annotations", "podSpecPatch", "retryStrategy")
+
+# verb, API group, resource, what needs it
+RIGHTS = [
+    ("create", GROUP, "workflows", "submit"),
+    ("get", GROUP, "workflows", "watch"),
+    ("list", GROUP, "workflows", "list"),
+    ("watch", GROUP, "workflows", "watch"),
+    ("patch", GROUP, "workflows", "stop"),
+    ("get", GROUP, "workflowtemplates", "submit"),
+    ("list", GROUP, "workflowtemplates", "submit"),
+    ("get", "", "pods", "watch"),
+    ("list", "", "pods", "watch"),
+    ("watch", "", "pods", "watch"),
+    ("create", "", "pods", "fetch and logs of pods that are gone"),
+    ("delete", "", "pods", "watch, to heal a pod whose main container is dead"),
+    ("get", "", "pods/log", "logs"),
+    ("list", "", "events", "watch, to say why a pod is Pending"),
+]
+
+
+def argo_crds(scope: Scope) -> Iterator[Finding]:
+    """The definitions are there and know the fields that we use."""
+    kube = scope.kube
+    install = (
+        "install Argo Workflows 4.0.5 or newer with its full CRDs: "
+        + kube.kubectl("apply --server-side -f https://github.com/argoproj/argo-workflows/releases/download/")
+        + "v4.0.5/install.yaml"
+    )
+    try:
+        kube.list_of("workflowtemplates")
+    except ClusterError as error:
+        if error.status == 404:
+            yield Finding("argo", State.failed, f"no {GROUP}/v1alpha1 on the cluster", install)
+            return
+        if error.status != 403:
+            raise
+    definition: dict[str, Any] = readable(lambda: _definition(scope), {}) or {}
+    schema = _schema(definition)
+    if not schema:
+        yield Finding("argo", State.unknown, "the CRDs are there, minimal ones: their fields can't be compared")
+        return
+    missing = [name for name in NEEDED_FIELDS if name not in schema]
+    if missing:
+        yield Finding("argo", State.failed, f"the CRDs are too old: templates have no {', '.join(missing)}", install)
+    else:
+        yield Finding("argo", State.ok, "full CRDs with the fields that the templates use")
+
+
+def _definition(scope: Scope) -> dict[str, Any]:
+    from kubernetes import client
+
+    api = client.CustomObjectsApi(scope.kube.api)
+    plural, name = "customresourcedefinitions", f"workflowtemplates.{GROUP}"
+    return dict(scope.kube.call(api.get_cluster_custom_object, "apiextensions.k8s.io", "v1", plural, name))
+
+
+def _schema(definition: dict[str, Any]) -> dict[str, Any]:
+    """Properties of one entry of `spec.templates`, {} for minimal CRDs."""
+    for version in definition.get("spec", {}).get("versions", []):
+        tree = version.get("schema", {}).get("openAPIV3Schema", {})
+        for word in ("spec", "templates"):
+            tree = tree.get("properties", {}).get(word, {})
+        if properties := tree.get("items", {}).get("properties"):
+            return dict(properties)
+    return {}
+
+
+def controller(scope: Scope) -> Iterator[Finding]:
+    """A controller of a fit version is at work: by its deployment, else by what it did lately."""
+    found = _deployments(scope)
+    for deployment in found:
+        place, name = deployment.metadata.namespace, deployment.metadata.name
+        version = _version(deployment)
+        if not (deployment.status and deployment.status.available_replicas):
+            todo = scope.kube.kubectl(f"-n {place} describe deployment {name}")
+            yield Finding("controller", State.failed, f"{place}/{name}: no pod of it is available", f"see why: {todo}")
+        elif version and version < OLDEST_ARGO:
+            old, oldest = ".".join(map(str, version)), ".".join(map(str, OLDEST_ARGO))
+            yield Finding("controller", State.failed, f"{place}/{name}: version {old}", f"renew it: {oldest} or newer")
+        else:
+            shown = ".".join(map(str, version)) if version else "of unknown version"
+            yield Finding("controller", State.ok, f"{place}/{name} runs, {shown}")
+    if not found:
+        yield _by_activity(scope)
+
+
+def _deployments(scope: Scope) -> list[Any]:
+    kube = scope.kube
+    for label in CONTROLLER_LABELS:
+        try:
+            told = kube.call(kube.apps.list_deployment_for_all_namespaces, label_selector=label)
+            if told.items:
+                return list(told.items)
+        except ClusterError as error:
+            if error.status != 403:
+                raise
+            for namespace in dict.fromkeys((kube.namespace, CONTROLLER_NAMESPACE)):
+                try:
+                    told = kube.call(kube.apps.list_namespaced_deployment, namespace, label_selector=label)
+                except ClusterError:
+                    continue
+                if told.items:
+                    return list(told.items)
+    return []
+
+
+def _version(deployment: Any) -> tuple[int, ...]:
+    """From the image's tag: v4.0.5 -> (4, 0, 5); () when it has none."""
+    for container in deployment.spec.template.spec.containers:
+        if match := re.search(r":v?(\d+)\.(\d+)\.(\d+)", container.image or ""):
+            return tuple(map(int, match.groups()))
+    return ()
+
+
+def _by_activity(scope: Scope) -> Finding:
+    """Without a deployment to read: is the newest workflow taken up?"""
+    workflows = scope.kube.workflows()
+    if not workflows:
+        return Finding("controller", State.unknown, "no deployment of it can be read, and no workflow tells of it")
+    newest = workflows[0]
+    name, age = newest["metadata"]["name"], _age(newest["metadata"].get("creationTimestamp", ""))
+    if phase_of(newest) == "Pending" and not newest.get("status"):
+        if age > TAKEN_UP_WITHIN:
+            todo = "start it, or let it watch this namespace: " + scope.kube.kubectl(
+                f"get pods -A -l {CONTROLLER_LABELS[0]}"
+            )
+            return Finding("controller", State.failed, f"workflow {name}: not taken up for {age:.0f} s", todo)
+        return Finding("controller", State.unknown, f"workflow {name} is {age:.0f} s old, too young to tell")
+    seen = _last_change(newest)
+    if seen < 600:
+        return Finding("controller", State.ok, f"at work {seen:.0f} s ago, on {name}")
+    return Finding("controller", State.unknown, f"no deployment of it can be read; last seen at work on {name}")
+
+
+def _last_change(workflow: dict[str, Any]) -> float:
+    """Seconds since the controller last started or ended something of this workflow."""
+    status = workflow.get("status") or {}
+    times = [status.get("startedAt"), status.get("finishedAt")]
+    times += [t for node in status.get("nodes", {}).values() for t in (node.get("startedAt"), node.get("finishedAt"))]
+    return min((_age(t) for t in times if t), default=float("inf"))
+
+
+def _age(time: str) -> float:
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+    except ValueError:
+        return float("inf")
+
+
+def rights(scope: Scope) -> Iterator[Finding]:
+    """One finding for each right that is missing."""
+    missing = 0
+    for verb, group, resource, what in RIGHTS:
+        if scope.kube.allowed(verb, resource, group):
+            continue
+        missing += 1
+        full = f"{resource}.{group}" if group else resource
+        role = f"foxhunt-{verb}-{resource.replace('/', '-')}"
+        todo = "ask the cluster's owner for: " + grant(scope, role, f"--verb={verb} --resource={full}", scope.user)
+        yield Finding("rights", State.failed, f"may not {verb} {full} (needed by {what})", todo)
+    if not missing:
+        yield Finding("rights", State.ok, f"all {len(RIGHTS)} that the commands use")
+
+
+def grant(scope: Scope, role: str, rules: str, user: str) -> str:
+    """The two kubectl lines that give a user a right in the namespace."""
+    kube = scope.kube
+    make = kube.kubectl(f"-n {kube.namespace} create role {role} {rules}")
+    bind = kube.kubectl(f"-n {kube.namespace} create rolebinding {role} --role={role} --user={user or 'USER'}")
+    return f"{make} && {bind}"
+
+
+def template(scope: Scope) -> Iterator[Finding]:
+    """The cluster's template is the one of this code, whatever defaults it was given."""
+    from workflows.render import DIGEST, rendered_templates
+
+    there = scope.template
+    if scope.installed is None:
+        raise Unreadable("forbidden")
+    if not scope.installed:
+        yield Finding("template", State.failed, "alpha-rl is not installed", scope.kube.install_hint())
+        return
+    name = there["metadata"]["name"]
+    ours = rendered_templates()[name]["metadata"]["annotations"][DIGEST]
+    theirs = there["metadata"].get("annotations", {}).get(DIGEST, "")
+    renew = scope.kube.install_hint().replace("install it", "renew it")
+    if not theirs:
+        yield Finding("template", State.failed, f"{name} has no {DIGEST}: it is older than this code", renew)
+    elif theirs != ours:
+        yield Finding("template", State.failed, f"{name} {theirs} is not this code's {ours}", renew)
+    else:
+        yield Finding("template", State.ok, f"{name} {theirs}, that of this code")
+
+
+def account(scope: Scope) -> Iterator[Finding]:
+    """The pods' service account."""
+    kube, name = scope.kube, scope.template["spec"].get("serviceAccountName", "default")
+    found = readable(lambda: kube.call(kube.core.read_namespaced_service_account, name, kube.namespace))
+    if found is None:
+        todo = kube.kubectl(f"-n {kube.namespace} create serviceaccount {name}")
+        role = kube.kubectl(
+            f"-n {kube.namespace} create role {name} --verb=create,patch --resource=workflowtaskresults.{GROUP}"
+        )
+        yield Finding(
+            "account", State.failed, f"no service account {name}", f"{todo} && {role} and a rolebinding to it"
+        )
+        return
+    yield Finding("account", State.ok, f"service account {name}")
+
+
+def secrets(scope: Scope) -> Iterator[Finding]:
+    """Secrets that the template names: in environments, for images, for artifacts."""
+    kube = scope.kube
+    names = sorted(set(secret_names(scope.template["spec"])))
+    for name in names:
+        if readable(partial(kube.call, kube.core.read_namespaced_secret, name, kube.namespace)) is None:
+            todo = kube.kubectl(f"-n {kube.namespace} create secret generic {name} --from-literal=KEY=VALUE")
+            yield Finding("secrets", State.failed, f"no secret {name}", todo)
+        else:
+            yield Finding("secrets", State.ok, f"secret {name}")
+    if not names:
+        yield Finding("secrets", State.ok, "the template names none")
+
+
+def secret_names(tree: Any) -> Iterator[str]:
+    """Names below keys that hold a secret's reference, wherever they are. Optional ones are left out."""
+    keys = ("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret", "imagePullSecrets")
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            for one in value if isinstance(value, list) else [value]:
+                if key in keys and isinstance(one, dict) and one.get("name") and not one.get("optional"):
+                    yield str(one["name"])
+                elif key == "secret" and isinstance(one, dict) and one.get("secretName") and not one.get("optional"):
+                    yield str(one["secretName"])
+            yield from secret_names(value)
+    elif isinstance(tree, list):
+        for one in tree:
+            yield from secret_names(one)
+
+
+def image(scope: Scope) -> Iterator[Finding]:
+    """The image is there: in its registry, or on every node of the pools."""
+    reference = images.parse(scope.parameter("image"))
+    found = images.look_up(reference)
+    if found.there:
+        pinned = "" if reference.digest else f", now {found.digest[:19]}; submit pins it"
+        yield Finding("image", State.ok, f"{reference}: in its registry{pinned}")
+        return
+    nodes = [node for pool in scope.nodes.values() for node in pool]
+    without = [node.metadata.name for node in nodes if not _has_image(node, str(reference))]
+    if nodes and not without:
+        yield Finding("image", State.ok, f"{reference}: on all {len(nodes)} nodes of the pools")
+    elif found.there is False:
+        todo = "build and push it, or name another with --image"
+        yield Finding("image", State.failed, f"{reference}: not in its registry", todo)
+    else:
+        yield Finding("image", State.unknown, f"{reference}: {found.why}")
+
+
+def _has_image(node: Any, reference: str) -> bool:
+    """A node tells its fifty biggest images; short names it writes in full."""
+    names = {name for image in node.status.images or [] for name in image.names or []}
+    return bool(names & {reference, f"docker.io/{reference}", f"docker.io/library/{reference}"})
+
+
+def artifacts(scope: Scope) -> Iterator[Finding]:
+    """Where the report goes: without an artifact repository the step that writes it fails."""
+    kube = scope.kube
+    parts = scope.template["spec"].get("templates", [])
+    if not any(part.get("outputs", {}).get("artifacts") for part in parts):
+        yield Finding("artifacts", State.ok, "the template writes none")
+        return
+    places = [(kube.namespace, "artifact-repositories")]
+    places += [(space, "workflow-controller-configmap") for space in (kube.namespace, CONTROLLER_NAMESPACE)]
+    hidden = 0
+    for space, name in places:
+        try:
+            found = readable(partial(kube.call, kube.core.read_namespaced_config_map, name, space))
+        except Unreadable:
+            hidden += 1
+            continue
+        if found is not None and (name != places[-1][1] or "artifactRepository" in (found.data or {})):
+            yield Finding("artifacts", State.ok, f"repository configured in {space}/{name}")
+            return
+    if hidden:
+        yield Finding("artifacts", State.unknown, "where the report goes: these credentials may not read it")
+        return
+    todo = f"make the ConfigMap artifact-repositories in {kube.namespace}, with bucket, endpoint and secret"
+    yield Finding("artifacts", State.failed, "no artifact repository: the report has nowhere to go", todo)
