@@ -50,8 +50,9 @@ class Feed:
         self.reasons: dict[str, str] = {}
         self.nodes_ready: dict[str, bool | None] = {}
         self.deleted = False
-        self.problem = ""  # why the newest state may be old
+        self.problems: dict[str, str] = {}  # why the newest state of something may be old
         self.calls, self.began = 0, time.monotonic()
+        self._failure: Exception | None = None
         self._due: dict[str, float] = {}
         self._followed: set[str] = set()
         self._streams: set[Any] = set()
@@ -67,12 +68,12 @@ class Feed:
         except ClusterError as error:
             if error.status != _FORBIDDEN:
                 raise
-            self.problem = "pods may not be read, so only the workflow is shown"
+            self.problems["pods"] = "pods may not be read, so only the workflow is shown"
             pods_version = ""
         if self.follow:
-            self._start(self._watch, self._list_workflow, self._watch_workflow, version)
+            self._start(self._watch, "workflow", self._list_workflow, self._watch_workflow, version)
         if self.follow and pods_version:
-            self._start(self._watch, self._list_pods, self._watch_pods, pods_version)
+            self._start(self._watch, "pods", self._list_pods, self._watch_pods, pods_version)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,12 +90,18 @@ class Feed:
         self._changed.clear()
         return changed
 
+    @property
+    def problem(self) -> str:
+        return next(iter(self.problems.values()), "")
+
     def calls_a_minute(self) -> float:
         """Over the whole life of the feed, at least a minute."""
         return self.calls / max((time.monotonic() - self.began) / 60, 1.0)
 
     def study(self) -> Study:
         """The newest state. Asks for events, nodes and logs where they tell more."""
+        if self._failure:
+            raise self._failure
         study = self._build()
         learnt = [self._explain(task) for task in study.tasks]
         learnt += [self._attend(task) for task in study.folds] if self.reads_logs else []
@@ -107,7 +114,7 @@ class Feed:
             return False
         sure = {"preconditions": {"uid": pod["metadata"]["uid"]}}
         try:
-            self._ask(self.kube.core.delete_namespaced_pod, name, self.kube.namespace, body=sure)
+            self._read(self.kube.core.delete_namespaced_pod, name, self.kube.namespace, body=sure)
         except ClusterError as error:
             if error.status in (404, 409):
                 return False
@@ -145,13 +152,13 @@ class Feed:
                 with self._lock:
                     self._streams.discard(stream)
 
-    def _list(self, function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
-        """A list as plain JSON: models of every pod would cost more than they tell."""
+    def _read(self, function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+        """An answer as plain JSON: models of every pod would cost more than they tell."""
         with self._open(function, *args, **options) as stream:
             return dict(json.loads(self.kube.call(lambda: stream.data)))
 
     def _list_workflow(self) -> str:
-        told = self._list(self.kube.custom.list_namespaced_custom_object, **self._one_workflow())
+        told = self._read(self.kube.custom.list_namespaced_custom_object, **self._one_workflow())
         with self._lock:
             self.deleted = not told["items"]
             if told["items"]:
@@ -167,7 +174,7 @@ class Feed:
             yield event
 
     def _list_pods(self) -> str:
-        told = self._list(self.kube.core.list_namespaced_pod, **self._own_pods())
+        told = self._read(self.kube.core.list_namespaced_pod, **self._own_pods())
         with self._lock:
             self.pods = {pod["metadata"]["name"]: pod for pod in told["items"]}
         self._changed.set()
@@ -196,35 +203,38 @@ class Feed:
         threading.Thread(target=self._until_closed, args=(work, *args), daemon=True).start()
 
     def _until_closed(self, work: Callable[..., None], *args: Any) -> None:
-        """A stream that is cut off by closing may fail in any way; before that nothing may."""
+        """A stream that is cut off by closing may fail in any way; what fails before that is raised by `study`."""
         try:
             work(*args)
-        except Exception:
+        except Exception as error:
             if not self._closed.is_set():
-                raise
+                self._failure = error
+                self._changed.set()
 
-    def _watch(self, relist: Callable[[], str], watch: Callable[[str], Iterator[Event]], version: str) -> None:
+    def _watch(
+        self, what: str, relist: Callable[[], str], watch: Callable[[str], Iterator[Event]], version: str
+    ) -> None:
         """Follows changes from `version` on; lists again when history is forgotten or calls fail."""
         failures = 0
         while not self._closed.is_set():
             try:
                 version = version or relist()
+                self.problems.pop(what, None)
                 for event in watch(version):
-                    failures, self.problem = 0, ""
+                    failures = 0
                     version = str(event["object"]["metadata"].get("resourceVersion") or version)
                     if event["type"] != "BOOKMARK":
                         self._changed.set()
-                failures, self.problem = 0, ""
             except (ClusterError, ValueError) as error:  # ValueError: a line that was cut off
                 if getattr(error, "status", 0) != _GONE:
                     failures += 1
-                    self.problem = str(error).partition("\n")[0]
+                    self.problems[what] = str(error).partition("\n")[0]
                     self._changed.set()
                     self._closed.wait(min(_MAX_BACKOFF, 2.0 ** (failures - 1)))
                 version = ""
 
-    def _events(self, function: Callable[..., Any], version: str, **options: Any) -> Iterator[Event]:
-        options |= {"watch": True, "resource_version": version, "timeout_seconds": _WATCH_SECONDS}
+    def _events(self, function: Callable[..., Any], since: str, /, **options: Any) -> Iterator[Event]:
+        options |= {"watch": True, "resource_version": since, "timeout_seconds": _WATCH_SECONDS}
         with self._open(function, allow_watch_bookmarks=True, **options) as stream:
             for line in lines_of(self.kube, stream):
                 event = json.loads(line)
@@ -328,10 +338,9 @@ class Feed:
     def _look_at_node(self, name: str) -> bool:
         """Nodes are often not ours to read: then their state stays unknown."""
         try:
-            node = self._ask(self.kube.core.read_node, name)
+            node = self._read(self.kube.core.read_node, name)
         except ClusterError as error:
             self.nodes_ready[name] = False if error.status == 404 else None
             return True
-        ready = next((c.status for c in node.pod_state.conditions or [] if c.type == "Ready"), "Unknown")
-        self.nodes_ready[name] = ready == "True"
+        self.nodes_ready[name] = pod_state.condition(node, "Ready").get("status") == "True"
         return True

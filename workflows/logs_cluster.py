@@ -15,7 +15,7 @@ from workflows.errors import UsageError, WorkflowError, nearest
 from workflows.feed import Feed
 from workflows.kube import WORKFLOW_LABEL, ClusterError
 from workflows.locate import ClusterRun
-from workflows.pod_logs import is_executors, lines_of, open_stream
+from workflows.pod_logs import is_executors, lines_of, open_stream, read_json
 from workflows.pod_state import container
 from workflows.reader import read_run
 from workflows.status import Attempt, Task
@@ -86,9 +86,8 @@ def living_pods(run: ClusterRun) -> dict[str, dict[str, Any]]:
     """Pods that are still there, by name, of all workflows of the run."""
     names = ", ".join(workflow["metadata"]["name"] for workflow in run.workflows)
     selector = {"label_selector": f"{WORKFLOW_LABEL} in ({names})"}
-    with open_stream(run.kube, run.kube.core.list_namespaced_pod, run.kube.namespace, **selector) as stream:
-        items = json.loads(run.kube.call(lambda: stream.data))["items"]
-    return {pod["metadata"]["name"]: pod for pod in items}
+    told = read_json(run.kube, run.kube.core.list_namespaced_pod, run.kube.namespace, **selector)
+    return {pod["metadata"]["name"]: pod for pod in told["items"]}
 
 
 def _pod_lines(run: ClusterRun, pod: dict[str, Any]) -> Iterator[str]:

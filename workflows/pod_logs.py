@@ -74,6 +74,12 @@ def open_stream(kube: Kube, function: Callable[..., Any], *args: Any, **options:
     return kube.call(opened)
 
 
+def read_json(kube: Kube, function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+    """A whole answer as plain JSON: the client's strict models cost more than they tell, and refuse what is new."""
+    with open_stream(kube, function, *args, **options) as stream:
+        return dict(json.loads(kube.call(lambda: stream.data)))
+
+
 def lines_of(kube: Kube, stream: Any) -> Iterator[str]:
     """Whole lines of an answer. Raises ClusterError when the connection breaks."""
     lines, end = split_lines(stream.stream(decode_content=False)), object()

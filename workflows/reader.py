@@ -18,7 +18,7 @@ from typing import Any
 from workflows.argo_nodes import Tree, parameters_of, seconds
 from workflows.errors import WorkflowError
 from workflows.kube import GROUP, VERSION, ClusterError, Kube
-from workflows.pod_logs import lines_of, open_stream
+from workflows.pod_logs import lines_of, open_stream, read_json
 from workflows.pod_state import pending_reason
 
 READER_LABEL = {"app.kubernetes.io/name": "foxhunt-reader"}
@@ -160,7 +160,7 @@ def _read_part(kube: Kube, workflow: Tree, ask: dict[str, Any]) -> Part:
     """One pod from start to removal."""
     body = reader_pod(workflow, ask)
     name = body["metadata"]["name"]
-    kube.call(kube.core.create_namespaced_pod, kube.namespace, body)
+    read_json(kube, kube.core.create_namespaced_pod, kube.namespace, body)
     try:
         _wait(kube, name)
         log = kube.core.read_namespaced_pod_log
@@ -221,8 +221,7 @@ def _wait(kube: Kube, name: str) -> None:
     """Until the pod has printed everything. Raises WorkflowError when it doesn't start or fails, with the reason."""
     give_up = time.monotonic() + _START_WITHIN
     while True:
-        with open_stream(kube, kube.core.read_namespaced_pod, name, kube.namespace) as stream:
-            pod = json.loads(kube.call(lambda: stream.data))
+        pod = read_json(kube, kube.core.read_namespaced_pod, name, kube.namespace)
         phase = pod["status"].get("phase", "Pending")
         if phase == "Succeeded":
             return
@@ -243,7 +242,7 @@ def _failure(pod: dict[str, Any]) -> str:
 
 def _delete(kube: Kube, name: str) -> None:
     try:
-        kube.call(kube.core.delete_namespaced_pod, name, kube.namespace, grace_period_seconds=0)
+        read_json(kube, kube.core.delete_namespaced_pod, name, kube.namespace, grace_period_seconds=0)
     except ClusterError as error:
         if error.status not in (403, 404):
             raise
@@ -252,9 +251,7 @@ def _delete(kube: Kube, name: str) -> None:
 def _sweep(kube: Kube) -> None:
     """Removes reader pods whose command was killed before it could."""
     selector = ",".join(f"{key}={value}" for key, value in READER_LABEL.items())
-    with open_stream(kube, kube.core.list_namespaced_pod, kube.namespace, label_selector=selector) as stream:
-        pods = json.loads(kube.call(lambda: stream.data))["items"]
-    for pod in pods:
+    for pod in read_json(kube, kube.core.list_namespaced_pod, kube.namespace, label_selector=selector)["items"]:
         made = seconds(pod["metadata"].get("creationTimestamp"))
         if made is not None and time.time() - made > 2 * _LIVES:
             _delete(kube, pod["metadata"]["name"])

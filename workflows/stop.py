@@ -68,6 +68,7 @@ def stop_on(run: ClusterRun, now: bool) -> dict[str, Any]:
     """Asks the controller to shut the newest workflow down."""
     from workflows.argo import phase_of
     from workflows.kube import ENDED, GROUP, VERSION
+    from workflows.pod_logs import read_json
 
     kube, phase = run.kube, phase_of(run.newest)
     again = f"python -m workflows.resubmit {run.run_id}{kube.flags()}"
@@ -75,7 +76,7 @@ def stop_on(run: ClusterRun, now: bool) -> dict[str, Any]:
     if phase not in ENDED:
         kind = {"group": GROUP, "version": VERSION, "plural": "workflows", "namespace": kube.namespace}
         body = {"spec": {"shutdown": "Terminate" if now else "Stop"}}
-        kube.call(kube.custom.patch_namespaced_custom_object, **kind, name=run.name, body=body)
+        read_json(kube, kube.custom.patch_namespaced_custom_object, **kind, name=run.name, body=body)
     return told
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.workflows.fake_api import ARGO, CORE, FakeApi, Server, write_kubeconfig
+from tests.workflows.fake_kubernetes import FakeKubernetes
 from workflows.cli import invoke
 from workflows.local import LocalRunner, Outcome
 
@@ -41,6 +42,17 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
         for name, tree in rendered_templates().items():
             fake.objects[f"{ARGO}/workflowtemplates/{name}"] = deepcopy(tree)
         yield fake
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
+    """An API server with workflows and pods that change, reached by KUBECONFIG; its claim is the folder `claim`."""
+    claim = tmp_path / "claim"
+    claim.mkdir()
+    fake = FakeKubernetes(claim)
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", fake.url)))
+    yield fake
+    fake.close()
 
 
 @cache
