@@ -79,18 +79,26 @@ def _output(folder: Path | None, **values: Any) -> None:
 def identity(config: Config = "cpu-demo", set_: Set = None, data: str = "") -> None:
     """Check the settings and print their digest as one JSON line. Reads no data.
 
+    Of s3:// data it asks size and ETag, where there are credentials: they are part of what a run is.
     Example: python -m trainer identity --config cpu-demo --set env.fee_ticks=0.2
     """
     import json
 
     cfg = _config(config, set_)
-    print(json.dumps({"config_digest": cfg.digest(), "profile": cfg.profile, "folds": cfg.folds.folds}))
+    found = {"config_digest": cfg.digest(), "profile": cfg.profile, "folds": cfg.folds.folds}
+    if "s3://" in data:
+        from trainer.data.s3 import identity as s3_identity
+
+        found["data"], found["data_unchecked"] = s3_identity(_sources([data]))
+    print(json.dumps(found))
 
 
 @app.command()
 def precompute(
     run_id: RunId,
-    data: Annotated[list[str], typer.Option("--data", help="files (repeat or ',') or synthetic[:signal=0.75]")],
+    data: Annotated[
+        list[str], typer.Option("--data", help="files or s3://bucket/key (repeat or ','), or synthetic[:signal=0.75]")
+    ],
     folds: Annotated[int | None, typer.Option("--folds", help="walk-forward folds, 1 to 100 [profile's]")] = None,
     only_folds: Annotated[str, typer.Option("--only-folds", help="hand on only these, such as 0,2")] = "",
     runs: Runs = Path("runs"),

@@ -82,10 +82,12 @@ def settle(kube: Kube, template_name: str, asked: dict[str, str], offline: dict[
     parameters["image"], code, notes["image"] = settle_image(
         parameters["image"], parameters.get("git-branch", ""), asked_for="image" in asked
     )
+    if settings.get("data_unchecked"):
+        notes["data"] += f"; size and version not checked: {settings['data_unchecked']}"
     notes["run-id"] = "as asked"
     if not parameters.get("run-id"):
         digest = settings["config_digest"]
-        parameters["run-id"] = identity.derive_run_id(code, digest, parameters["data"])
+        parameters["run-id"] = identity.derive_run_id(code, digest, settings.get("data", parameters["data"]))
         notes["run-id"] = (
             f"from code {code[:12] if HEX.fullmatch(code) else code}, config {digest[:12]} and the data's address"
         )

@@ -70,7 +70,10 @@ def trainer_command() -> list[str]:
 
 
 def config_identity(data: str, config: str, overrides: str) -> dict[str, Any]:
-    """What `trainer identity` says of the settings; its refusal is passed on as it is."""
+    """What `trainer identity` says of the settings; its refusal is passed on as it is.
+
+    For s3:// data it adds `data`, the addresses with size and ETag, or `data_unchecked`, why they are not known here.
+    """
     command = [*trainer_command(), "identity", "--data", data, "--config", config, "--set", overrides]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

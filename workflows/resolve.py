@@ -47,9 +47,10 @@ def main(
     joined = identity.join_overrides(n_steps, n_backtests, per_capacity, folds, overrides)
     settings = identity.config_identity(data, config, joined)
     code = identity.code_identity()
-    run_id = identity.check_run_id(
-        run_id or identity.derive_run_id(code, settings["config_digest"], identity.data_identity(data))
-    )
+    known = settings.get("data") or identity.data_identity(
+        data
+    )  # S3 objects with size and ETag, where they can be asked
+    run_id = identity.check_run_id(run_id or identity.derive_run_id(code, settings["config_digest"], known))
     outputs.mkdir(parents=True, exist_ok=True)
     for name, value in {"run-id": run_id, "data": data, "set": joined}.items():
         (outputs / name).write_text(value)

@@ -161,7 +161,7 @@ def settle_run_id(run_id: str, parameters: dict[str, str]) -> tuple[str, str]:
         return run_id, "as asked"
     code = identity.code_identity()
     return (
-        identity.derive_run_id(code, settings["config_digest"], data),
+        identity.derive_run_id(code, settings["config_digest"], settings.get("data", data)),
         f"from code {code[:12]}, config {settings['config_digest'][:12]} and the data's address",
     )
 

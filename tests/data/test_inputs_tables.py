@@ -380,7 +380,7 @@ def test_what_does_not_go_together(tmp_path):
         read("synthetic", one)
     with pytest.raises(DataError, match="no market data given"):
         read()
-    with pytest.raises(DataError, match="s3://b/k: s3:// addresses are not supported yet"):
+    with pytest.raises(DataError, match="s3://b/k: s3:// addresses can't be read here"):
         read("s3://b/k")
     with pytest.raises(ConfigError, match=r"data.sample=hourly: not known"):
         read(one, sample="hourly")

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 BLOCK = 1 << 22  # bytes moved at once
 STALE_S = 86_400.0  # a temporary folder this old belongs to a builder that died
 _CODES = {"int64": "I64", "int32": "I32", "float32": "F32"}  # safetensors' names of our dtypes
-_AFTER = ("folds.py", "market.py", "precompute.py", "__init__.py")  # of trainer/data: they shape no row
+_AFTER = ("folds.py", "market.py", "precompute.py", "s3.py", "__init__.py")  # of trainer/data: they shape no row
 
 
 class DamagedFile(DataError):

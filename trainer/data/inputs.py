@@ -1,7 +1,7 @@
 """Market files -> one series of canonical rows: `open_series(paths, cfg)`.
 
-Kinds are told by content: DBN (dbn.py), CSV and Parquet (tabular.py), `synthetic:` (synthetic.py). Not supported yet,
-each with its own message: s3:// addresses, LOBSTER pairs, Lean zips, parent symbols.
+Kinds are told by content: DBN (dbn.py), CSV and Parquet (tabular.py), `synthetic:` (synthetic.py). What lies on S3 is
+fetched before (s3.py). Not supported yet, each with its own message: LOBSTER pairs, Lean zips, parent symbols.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def input_digest(uris: Sequence[str | Path]) -> str:
 def _local(text: str) -> Path:
     scheme, sep, _ = text.partition("://")
     if sep and scheme != "file":
-        raise DataError(f"{text}: {scheme}:// addresses are not supported yet\nfetch the file and give its path")
+        raise DataError(
+            f"{text}: {scheme}:// addresses can't be read here\ngive a path or, to precompute, s3://bucket/key"
+        )
     return Path(text.removeprefix("file://"))
 
 

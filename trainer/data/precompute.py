@@ -16,6 +16,7 @@ from trainer.data.folds import Fold, FoldPlan, make_folds
 from trainer.data.fxcache import find_or_build
 from trainer.data.inputs import open_series
 from trainer.data.market import MarketMeta, open_market
+from trainer.data.s3 import fetch_inputs
 from trainer.errors import UsageError
 
 log = structlog.get_logger()
@@ -39,12 +40,12 @@ def precompute(
     run_dir: str | Path,
     admit: Callable[[str], None] = lambda data_digest: None,
 ) -> PrecomputeResult:
-    """Finds or builds the feature cache of `paths` (files, or one synthetic URI) and writes `<run_dir>/folds.json`.
+    """Finds or builds the feature cache of `paths` (files, s3:// or one synthetic URI); writes `<run_dir>/folds.json`.
 
     The cache is kept even when the folds don't fit: it is valid, and other settings may use it. `admit` is called with
     the data's digest before anything is written into `run_dir`; it may raise. Raises UsageError, DataError.
     """
-    series = open_series(paths, cfg.data)
+    series = open_series(fetch_inputs(paths, cache_dir), cfg.data)
     cache = find_or_build(series, cfg.data, cache_dir)
     market = open_market(cache)
     meta = market.meta
