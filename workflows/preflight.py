@@ -74,11 +74,12 @@ def check(context: str, namespace: str, folds: int, asked: dict[str, str], scale
     found: list[Finding] = []
     try:
         found.append(_cluster(kube))
-        found.append(_credentials(kube))
+        credentials, user = _credentials(kube)
+        found.append(credentials)
         there = kube.namespace_exists()
         if there is False:
             return [*found, _failed("namespace", kube.missing_namespace())]
-        scope = _scope(kube, folds, asked, found[-1].says, scales_from_zero)
+        scope = _scope(kube, folds, asked, user, scales_from_zero)
         found.append(
             Finding("namespace", State.ok, kube.namespace)
             if there
@@ -107,8 +108,8 @@ def _cluster(kube: Kube) -> Finding:
         return Finding("cluster", State.ok, f"{kube.who()} answers")
 
 
-def _credentials(kube: Kube) -> Finding:
-    """Who we are; servers before 1.28 don't tell, but refuse wrong credentials all the same."""
+def _credentials(kube: Kube) -> tuple[Finding, str]:
+    """Who we are, "" when unknown; servers before 1.28 don't tell, but refuse wrong credentials all the same."""
     from kubernetes import client
 
     try:
@@ -118,11 +119,11 @@ def _credentials(kube: Kube) -> Finding:
         if error.status not in (403, 404):
             raise
         kube.allowed("get", "workflows", "argoproj.io")
-        return Finding("credentials", State.ok, "accepted")
+        return Finding("credentials", State.ok, "accepted"), ""
     if name == "system:anonymous":
         todo = f"log in, or name a context with credentials: {kube.kubectl('auth whoami')}"
-        return Finding("credentials", State.failed, f"{kube.who()} takes us for nobody (system:anonymous)", todo)
-    return Finding("credentials", State.ok, name)
+        return Finding("credentials", State.failed, f"{kube.who()} takes us for nobody (system:anonymous)", todo), ""
+    return Finding("credentials", State.ok, name), name
 
 
 def _scope(kube: Kube, folds: int, asked: dict[str, str], user: str, scales_from_zero: bool) -> Scope:

@@ -1,0 +1,390 @@
+"""preflight against a fake cluster: fit, then spoilt in one place after the other; each finding says what to type."""
+
+import json
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workflows.conftest import Commands
+from tests.workflows.fake_api import ARGO, CORE, FakeApi, status, write_kubeconfig
+from workflows.capacity_checks import claim_object
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/workflowtemplates.argoproj.io"
+CONTROLLER = "/apis/apps/v1/namespaces/argo/deployments/workflow-controller"
+NODE_A, NODE_B, NODE_CPU = "/api/v1/nodes/a", "/api/v1/nodes/b", "/api/v1/nodes/c"
+CLAIM = f"{CORE}/persistentvolumeclaims/feature-cache"
+ALPHA = f"{ARGO}/workflowtemplates/alpha-rl"
+DIGEST = "foxhunt.dev/template-digest"
+Fault = Callable[[FakeApi], Any]
+
+
+def node(api: FakeApi, path: str, pool: str, gpus: int = 0) -> dict[str, Any]:
+    room = {"cpu": "16", "memory": "128Gi", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
+    taints = [{"key": "pool", "value": pool, "effect": "NoSchedule"}]
+    return api.put(
+        path,
+        metadata={"labels": {"pool": pool}},
+        spec={"taints": taints},
+        status={
+            "allocatable": room,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "images": [{"names": ["docker.io/library/foxhunt:latest"], "sizeBytes": 1}],
+        },
+    )
+
+
+def gpu_pod(api: FakeApi, name: str, on: str, phase: str = "Running", space: str = "others") -> None:
+    container = {"name": "main", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
+    spec = {"nodeName": on, "containers": [container]}
+    api.put(
+        f"/api/v1/namespaces/{space}/pods/{name}",
+        metadata={"namespace": space},
+        spec=spec,
+        status={"phase": phase},
+    )
+
+
+@pytest.fixture
+def fit(api: FakeApi) -> FakeApi:
+    """A cluster on which a study of three folds can run."""
+    properties = {name: {} for name in ("annotations", "podSpecPatch", "retryStrategy")}
+    templates = {"type": "array", "items": {"properties": properties}}
+    schema = {"openAPIV3Schema": {"properties": {"spec": {"properties": {"templates": templates}}}}}
+    api.put(CRD, spec={"versions": [{"name": "v1alpha1", "schema": schema}]})
+    pod = {
+        "metadata": {},
+        "spec": {"containers": [{"name": "c", "image": "quay.io/argoproj/workflow-controller:v4.0.5"}]},
+    }
+    api.put(
+        CONTROLLER,
+        metadata={"namespace": "argo", "labels": {"app": "workflow-controller"}},
+        spec={"selector": {}, "template": pod},
+        status={"availableReplicas": 1},
+    )
+    node(api, NODE_A, "ci-training-h100", gpus=2)
+    node(api, NODE_B, "ci-training-h100", gpus=2)
+    node(api, NODE_CPU, "ci-compile-cpu")
+    api.put(
+        CLAIM,
+        spec={"accessModes": ["ReadWriteMany"]},
+        status={"phase": "Bound", "capacity": {"storage": "1Ti"}},
+    )
+    api.put(f"{CORE}/serviceaccounts/foxhunt")
+    api.put(f"{CORE}/configmaps/artifact-repositories")
+    return api
+
+
+def findings(command: Commands, *args: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Exit code, and the worst finding of each check."""
+    done = command("preflight", "--json", *args)
+    order = ["ok", "not checked", "warning", "failed"]
+    told = json.loads(done.stdout)
+    found: dict[str, dict[str, str]] = {}
+    for one in told["findings"]:
+        if one["check"] not in found or order.index(one["state"]) > order.index(found[one["check"]]["state"]):
+            found[one["check"]] = one
+    assert told["ok"] == (done.returncode == 0)
+    return done.returncode, found
+
+
+def test_a_fit_cluster_passes_every_check(command: Commands, fit: FakeApi) -> None:
+    code, found = findings(command)
+    assert {name: one["state"] for name, one in found.items() if one["state"] != "ok"} == {}
+    assert code == 0 and len(found) == 16
+    assert found["gpus"]["says"].endswith("4 of 4 GPUs are free for 3 folds")
+    assert {r.method for r in fit.requests if "review" not in r.path} == {"GET"}, "preflight changes nothing"
+
+
+def spoil(path: str, **tree: Any) -> Fault:
+    return lambda api: api.objects[path].update(tree)
+
+
+def remove(path: str) -> Fault:
+    return lambda api: api.objects.pop(path)
+
+
+def taint(*paths: str) -> Fault:
+    def apply(api: FakeApi) -> None:
+        for path in paths:
+            api.objects[path]["spec"]["taints"].append({"key": "team", "value": "x", "effect": "NoExecute"})
+
+    return apply
+
+
+def full(api: FakeApi) -> None:
+    for number, place in enumerate("aabb"):
+        gpu_pod(api, f"busy-{number}", place)
+
+
+def quota(**sizes: str) -> Fault:
+    hard = {name.replace("_", "."): value for name, value in sizes.items()}
+    if "gpu" in hard:
+        hard["requests.nvidia.com/gpu"] = hard.pop("gpu")
+    return lambda api: api.put(f"{CORE}/resourcequotas/limits", status={"hard": hard, "used": {}})
+
+
+def not_taken_up(api: FakeApi) -> None:
+    del api.objects[CONTROLLER]
+    since = (datetime.now(UTC) - timedelta(seconds=90)).isoformat(timespec="seconds")
+    api.put(f"{ARGO}/workflows/waits", metadata={"creationTimestamp": since})
+
+
+def old_crds(api: FakeApi) -> None:
+    schema = api.objects[CRD]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    del schema["properties"]["spec"]["properties"]["templates"]["items"]["properties"]["annotations"]
+
+
+def no_argo(api: FakeApi) -> None:
+    for plural in ("workflows", "workflowtemplates"):
+        api.answers[f"{ARGO}/{plural}"] = (404, "404 page not found\n")
+        api.answers[f"{ARGO}/{plural}/alpha-rl"] = (404, "404 page not found\n")
+
+
+def pending_claim(api: FakeApi) -> None:
+    api.objects[CLAIM]["status"] = {"phase": "Pending"}
+    what = {"kind": "PersistentVolumeClaim", "name": "feature-cache"}
+    said = 'storageclass "fast" not found'
+    api.put(f"{CORE}/events/e", involvedObject=what, message=said, lastTimestamp="2026-01-01T00:00:00Z")
+
+
+def wants_secret(api: FakeApi) -> None:
+    env = {"name": "AWS", "valueFrom": {"secretKeyRef": {"name": "s3-login", "key": "k"}}}
+    api.objects[ALPHA]["spec"]["templates"][0]["container"]["env"].append(env)
+
+
+FAULTS: dict[str, tuple[Fault, str, str, str, str]] = {
+    # what is wrong: (how it gets so, check, state, what is said, what to type)
+    "argo absent": (no_argo, "argo", "failed", "no argoproj.io/v1alpha1", "kubectl apply --server-side -f https://"),
+    "argo's fields too old": (old_crds, "argo", "failed", "too old: templates have no annotations", "4.0.5 or newer"),
+    "controller too old": (
+        lambda api: api.objects[CONTROLLER]["spec"]["template"]["spec"]["containers"][0].update(image="wc:v3.6.2"),
+        *("controller", "failed", "version 3.6.2", "4.0.5 or newer"),
+    ),
+    "controller down": (
+        spoil(CONTROLLER, status={}),
+        *(
+            "controller",
+            "failed",
+            "no pod of it is available",
+            "kubectl -n argo describe deployment workflow-controller",
+        ),
+    ),
+    "controller doesn't take up": (not_taken_up, "controller", "failed", "not taken up for 9", "kubectl get pods -A"),
+    "no template": (
+        remove(ALPHA),
+        *("template", "failed", "alpha-rl is not installed", "python -m workflows.render --apply"),
+    ),
+    "an older template": (
+        lambda api: api.objects[ALPHA]["metadata"]["annotations"].update({DIGEST: "0123"}),
+        *("template", "failed", "alpha-rl 0123 is not this code's", "renew it: python -m workflows.render --apply"),
+    ),
+    "a template without digest": (
+        lambda api: api.objects[ALPHA]["metadata"].pop("annotations"),
+        *("template", "failed", "it is older than this code", "renew it: python -m workflows.render --apply"),
+    ),
+    "the pool's nodes not ready": (
+        lambda api: [api.objects[n]["status"].update(conditions=[]) for n in (NODE_A, NODE_B)],
+        *("gpu-pool", "failed", "no node is ready and schedulable (a, b)", "kubectl describe node a"),
+    ),
+    "a taint not tolerated": (
+        taint(NODE_A, NODE_B),
+        *("gpu-pool", "failed", "tolerates no taint team=x:NoExecute (node a)", "kubectl taint node a team-"),
+    ),
+    "too little memory": (
+        spoil(NODE_CPU, status={"allocatable": {"memory": "2Gi"}, "conditions": [{"type": "Ready", "status": "True"}]}),
+        *("cpu-pool", "failed", "no node has 4096 MiB", "--parameter cpu-memory-mi=2048"),
+    ),
+    "no device plugin": (
+        lambda api: [api.objects[n]["status"]["allocatable"].pop("nvidia.com/gpu") for n in (NODE_A, NODE_B)],
+        *("gpus", "failed", "no node offers nvidia.com/gpu", "device plugin"),
+    ),
+    "no GPU free": (full, "gpus", "failed", "none of 4 GPUs is free", "stop one of: others/busy-0"),
+    "quota of GPUs": (
+        quota(gpu="0"),
+        *("quota", "failed", "room for 0 folds", "kubectl -n foxhunt edit resourcequota limits"),
+    ),
+    "quota on limits": (quota(limits_cpu="100"), "quota", "failed", "demands a cpu limit", "LimitRange"),
+    "limit range": (
+        lambda api: api.put(
+            f"{CORE}/limitranges/small", spec={"limits": [{"type": "Container", "max": {"memory": "8Gi"}}]}
+        ),
+        *("quota", "failed", "at most 8Gi of memory a container; memory-mi is 16384", "--parameter memory-mi=8192"),
+    ),
+    "no claim": (remove(CLAIM), "claim", "failed", "no claim feature-cache", "kubectl -n foxhunt create -f - <<< '"),
+    "claim pending": (
+        pending_claim,
+        *("claim", "failed", 'storageclass "fast" not found', "kubectl -n foxhunt describe pvc feature-cache"),
+    ),
+    "claim for one node": (
+        spoil(CLAIM, spec={"accessModes": ["ReadWriteOnce"]}),
+        *("claim", "failed", "ReadWriteOnce: one node only", "ReadWriteMany"),
+    ),
+    "no service account": (
+        remove(f"{CORE}/serviceaccounts/foxhunt"),
+        *("account", "failed", "no service account foxhunt", "kubectl -n foxhunt create serviceaccount foxhunt && "),
+    ),
+    "no secret": (
+        wants_secret,
+        *("secrets", "failed", "no secret s3-login", "kubectl -n foxhunt create secret generic s3-login"),
+    ),
+    "nowhere for artifacts": (
+        remove(f"{CORE}/configmaps/artifact-repositories"),
+        *("artifacts", "failed", "nowhere to go", "ConfigMap artifact-repositories"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_named_with_what_to_type(command: Commands, fit: FakeApi, fault: str) -> None:
+    spoil_it, check, state, says, todo = FAULTS[fault]
+    spoil_it(fit)
+    code, found = findings(command)
+    assert found[check]["state"] == state and code == 2
+    assert says in found[check]["says"], found[check]
+    assert todo in found[check]["todo"], found[check]
+
+
+RIGHTS = [("create", "workflows"), ("delete", "pods"), ("get", "pods/log"), ("list", "events"), ("patch", "workflows")]
+
+
+@pytest.mark.parametrize(("verb", "resource"), RIGHTS)
+def test_each_missing_right_is_named(command: Commands, fit: FakeApi, verb: str, resource: str) -> None:
+    fit.denied.add((verb, resource))
+    code, found = findings(command)
+    full = f"{resource}.argoproj.io" if resource == "workflows" else resource
+    assert code == 2 and found["rights"]["says"].startswith(f"may not {verb} {full} (needed by ")
+    assert f"--verb={verb} --resource={full} && " in found["rights"]["todo"]
+    assert "create rolebinding" in found["rights"]["todo"] and found["rights"]["todo"].endswith("--user=me")
+
+
+HIDDEN = {
+    ("list", "nodes"): ["gpu-pool", "cpu-pool", "gpus", "image"],
+    ("list", "pods"): ["gpus"],
+    ("get", "persistentvolumeclaims"): ["claim"],
+    ("get", "serviceaccounts"): ["account"],
+    ("get", "namespaces"): ["namespace"],
+    ("get", "workflowtemplates"): ["template"],
+    ("get", "customresourcedefinitions"): ["argo"],
+    ("list", "deployments"): ["controller"],
+    ("list", "resourcequotas"): ["quota"],
+}
+
+
+@pytest.mark.parametrize("right", HIDDEN)
+def test_what_may_not_be_read_is_not_checked(command: Commands, fit: FakeApi, right: tuple[str, str]) -> None:
+    fit.denied.add(right)
+    _, found = findings(command)
+    assert {name for name, one in found.items() if one["state"] == "not checked"} == set(HIDDEN[right])
+
+
+def test_few_free_gpus_are_a_warning(command: Commands, fit: FakeApi) -> None:
+    gpu_pod(fit, "one", "a")
+    gpu_pod(fit, "two", "b")
+    gpu_pod(fit, "over", "b", phase="Succeeded")
+    gpu_pod(fit, "elsewhere", "another-node")
+    code, found = findings(command)
+    assert (code, found["gpus"]["state"]) == (0, "warning")
+    assert "2 of 4 GPUs are free for 3 folds; the others wait" in found["gpus"]["says"]
+
+
+def test_an_unknown_pool_shows_the_nearest(command: Commands, fit: FakeApi) -> None:
+    code, found = findings(command, "--gpu-pool", "ci-training-h10")
+    assert code == 2 and "pool=ci-training-h10 (did you mean 'ci-training-h100'?)" in found["gpu-pool"]["says"]
+    assert "kubectl label node NODE pool=ci-training-h10" in found["gpu-pool"]["todo"]
+    code, found = findings(command, "--gpu-pool", "autoscaled", "--scales-from-zero")
+    assert (code, found["gpu-pool"]["state"], found["gpus"]["state"]) == (0, "warning", "not checked")
+
+
+def test_a_claim_for_one_node_is_enough_for_one_fold(command: Commands, fit: FakeApi) -> None:
+    fit.objects[CLAIM]["spec"] = {"accessModes": ["ReadWriteOnce"]}
+    assert findings(command, "--folds", "1")[0] == 0
+
+
+def test_a_claim_that_waits_for_its_first_pod_is_a_warning(command: Commands, fit: FakeApi) -> None:
+    pending_claim(fit)
+    fit.objects[f"{CORE}/events/e"]["message"] = "waiting for first consumer to be created before binding"
+    code, found = findings(command)
+    assert (code, found["claim"]["state"]) == (0, "warning")
+
+
+def test_the_controller_is_known_by_its_work(command: Commands, fit: FakeApi) -> None:
+    """A controller outside the cluster has no deployment."""
+    del fit.objects[CONTROLLER]
+    assert findings(command)[1]["controller"]["state"] == "not checked"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    state = {"phase": "Running", "startedAt": now}
+    fit.put(f"{ARGO}/workflows/w", metadata={"creationTimestamp": now}, status=state)
+    assert findings(command)[1]["controller"]["state"] == "ok"
+
+
+def test_an_image_nobody_can_vouch_for_is_not_checked(command: Commands, fit: FakeApi) -> None:
+    code, found = findings(command, "--image", "foxhunt:other")
+    assert (code, found["image"]["state"]) == (0, "not checked")
+
+
+def test_wrong_parameters(command: Commands, fit: FakeApi) -> None:
+    code, found = findings(command, "-p", "memory-mi=12")
+    assert code == 2 and "memory-mi 12: out of range" in found["parameters"]["says"]
+    code, found = findings(command, "-p", "memori-mi=12")
+    assert code == 2 and "did you mean 'memory-mi'?" in found["parameters"]["says"]
+
+
+def test_no_cluster(command: Commands) -> None:
+    code, found = findings(command)
+    assert code == 2 and "no cluster configured" in found["cluster"]["says"]
+    assert "set KUBECONFIG" in found["cluster"]["todo"]
+
+
+def test_a_cluster_that_is_off(command: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kc", f"http://127.0.0.1:{port}")))
+    code, found = findings(command)
+    assert code == 2 and found["cluster"]["says"].endswith("Connection refused")
+    assert "kubectl cluster-info" in found["cluster"]["todo"]
+
+
+def test_wrong_credentials(command: Commands, fit: FakeApi) -> None:
+    fit.token = "another"
+    code, found = findings(command)
+    assert code == 2 and "refuses the credentials" in found["credentials"]["says"]
+    assert "log in again" in found["credentials"]["todo"]
+
+
+def test_nobody(command: Commands, fit: FakeApi) -> None:
+    fit.user = "system:anonymous"
+    code, found = findings(command)
+    assert code == 2 and "system:anonymous" in found["credentials"]["says"]
+
+
+def test_an_unknown_namespace_shows_the_nearest(command: Commands, fit: FakeApi) -> None:
+    code, found = findings(command, "--namespace", "foxhumt")
+    assert code == 2 and "(did you mean 'foxhunt'?)" in found["namespace"]["says"]
+    assert "kubectl create namespace foxhumt" in found["namespace"]["todo"]
+
+
+def test_a_server_error_in_one_check_leaves_the_others(command: Commands, fit: FakeApi) -> None:
+    fit.answers[CLAIM] = status(500, "InternalError", "etcd is slow")
+    code, found = findings(command)
+    assert (code, found["claim"]["state"], found["image"]["state"]) == (0, "not checked", "ok")
+
+
+def test_plain_lines(command: Commands, fit: FakeApi) -> None:
+    fit.objects[CLAIM]["status"] = {"phase": "Lost"}
+    lines = command("preflight").stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("failed"))
+    assert lines[at].split()[1] == "claim" and lines[at + 1].strip().startswith("-> see why: kubectl -n foxhunt")
+    assert lines[-1] == "15 ok, 1 failed"
+
+
+def test_the_claim_to_create_is_a_claim() -> None:
+    from kubernetes import client
+
+    tree = claim_object("feature-cache")
+    made = client.V1PersistentVolumeClaim.from_dict(tree)
+    assert made is not None and made.spec is not None and made.spec.access_modes == ["ReadWriteMany"]
