@@ -20,10 +20,11 @@ def inspect_checkpoint(path: Path, as_json: bool = False) -> None:
     from rich.table import Table
 
     console = Console()
-    console.print(f"{path}: format {VERSION}, step {found.step}, {path.stat().st_size / 2**20:.1f} MiB, CRC32C right")
-    console.print(f"state {state_hash(found.arrays)}", highlight=False)
+    size = path.stat().st_size / 2**20
+    print(f"{path}: format {VERSION}, step {found.step}, {size:.1f} MiB, CRC32C right")
+    print(f"state {state_hash(found.arrays)}")
     for key, value in sorted(found.meta.items()):
-        console.print(f"  {key} = {value}", highlight=False, markup=False)
+        print(f"  {key} = {value}")
     table = Table("array", "dtype", "shape", "KiB", title=f"{len(arrays)} arrays")
     for name, (dtype, shape, size) in arrays.items():
         table.add_row(name, dtype, " x ".join(map(str, shape)), f"{size / 1024:,.1f}")
