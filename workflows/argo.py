@@ -43,7 +43,7 @@ FORMS = {
     "cpus": (_CPUS, "a number of CPU cores such as 4, 0.5 or 500m"),
 }
 _MAY_BE_EMPTY = ("n-steps", "n-backtests", "per-capacity", "git-branch")
-_SLUG = 40  # characters of the run-id in a workflow's name, which may have 63 in all
+_MAX_NAME, _SUFFIX = 63, 5  # a workflow's name is a label's value, too
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,9 @@ def workflow_object(settled: Settled, namespace: str, command: str) -> dict[str,
 
 def workflow_name(template: str, run_id: str) -> str:
     """`alpha-rl-<run-id>-<suffix>`; a run-id may have characters that a name may not."""
-    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[:_SLUG].strip("-")
-    return f"{template}-{slug}-{secrets.token_hex(3)[:5]}"
+    room = _MAX_NAME - len(template) - _SUFFIX - 2
+    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[:room].strip("-")
+    return f"{template}-{slug}-{secrets.token_hex(3)[:_SUFFIX]}"
 
 
 def phase_of(workflow: dict[str, Any]) -> str:

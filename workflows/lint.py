@@ -30,7 +30,7 @@ MAX_NAME = 63 - len("-abcde")  # a run's name adds to the template's
 
 def lint(tree: Tree) -> list[str]:
     """Everything that is wrong with a template, one line each, with the place."""
-    found = [f"{where.lstrip('.')}: unknown field{_hint(where)}" for where in unknown_fields(tree)]
+    found = misread(tree)
     try:
         check_workflow(tree)
     except WorkflowError as error:
@@ -40,8 +40,18 @@ def lint(tree: Tree) -> list[str]:
     return found + list(_rules(tree))
 
 
+def misread(tree: Tree) -> list[str]:
+    """Fields that Hera's models don't have (they drop them silently), and values of a wrong type."""
+    from pydantic import ValidationError
+
+    try:
+        return [f"{where.lstrip('.')}: unknown field{_hint(where)}" for where in unknown_fields(tree)]
+    except ValidationError as error:
+        return [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+
+
 def unknown_fields(tree: Tree) -> list[str]:
-    """Paths of fields that Hera's models don't have: they drop them silently."""
+    """Paths of fields that don't survive a round trip through Hera's models."""
     from hera.workflows import WorkflowTemplate
 
     read: Any = WorkflowTemplate.from_dict(deepcopy(tree))
