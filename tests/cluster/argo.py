@@ -75,7 +75,8 @@ def _claim() -> list[dict[str, Any]]:
 
 def _objects(facts: Facts) -> list[dict[str, Any]]:
     results = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
-    secret = {"AWS_ACCESS_KEY_ID": facts.s3_key, "AWS_SECRET_ACCESS_KEY": facts.s3_secret}
+    keys = {"AWS_ACCESS_KEY_ID": facts.s3_key, "AWS_SECRET_ACCESS_KEY": facts.s3_secret}
+    secret = {**keys, "AWS_ENDPOINT_URL": f"http://{facts.s3}", "AWS_DEFAULT_REGION": "us-east-1"}
     return [
         _namespace(),
         _controller_settings(facts),

@@ -22,12 +22,13 @@ KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "ku
 ARGO = ("workflow-controller", "argoexec", "argo")
 PROGRAMS = (*KUBERNETES, *ARGO, "etcd", "versitygw")
 _ARGO_MODULE = "github.com/argoproj/argo-workflows/v4"
+_RECIPE = b"1"  # raise it when the way of building changes
 _KEPT = 2  # build folders of earlier keys
 
 
 def folder() -> Path:
     """Where the programs of the present go.mod files lie."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest = hashlib.sha256(_RECIPE)
     for file in sorted(SOURCES.glob("*/go.*")):
         digest.update(f"{file.parent.name}/{file.name}\0".encode() + file.read_bytes())
     return CACHE / "builds" / digest.hexdigest()[:16]

@@ -83,29 +83,30 @@ def _start(image: str, archives: list[Path]) -> Facts:
     host.make_bridge(facts.gateway)
     host.make_cgroup(CGROUP)
     with ThreadPoolExecutor() as pool:
-        loading = [pool.submit(_load, spec, facts, archives) for spec in NODES]
+        machines = pool.submit(_start_machines, facts, archives)
         with _step("control plane"):
             start_control_plane(facts)
-        with _step("Argo"):
+        with _step("S3, Argo's objects, templates"):
             s3.start_s3(facts)
             argo.install(facts)
             argo.install_templates(facts)
-        with _step("nodes and their images"):
-            for future in loading:
-                future.result()
-            for spec in NODES:
-                node.start_kubelet(spec, facts)
-            for spec in NODES:
-                node.finish_node(spec)
-        with _step("Argo's controller"):
-            argo.wait_for_controller()
+        with _step("machines with their images"):
+            machines.result()
+    with _step("nodes ready"):
+        for spec in NODES:
+            node.start_kubelet(spec, facts)
+        for spec in NODES:
+            node.finish_node(spec)
+    with _step("Argo's controller"):
+        argo.wait_for_controller()
     host.note("ready", seconds=round(time.monotonic() - started, 1))
     return facts
 
 
-def _load(spec: node.NodeSpec, facts: Facts, archives: list[Path]) -> None:
-    node.start_containerd(spec, facts)
-    images.load(spec, archives)
+def _start_machines(facts: Facts, archives: list[Path]) -> None:
+    seed = images.seed(archives)
+    for spec in NODES:
+        node.start_containerd(spec, facts, seed)
 
 
 def down() -> list[str]:

@@ -25,7 +25,7 @@ from tests.cluster.layout import BRIDGE, CACHE, CGROUP, LOGS, RUN
 JOURNAL = RUN / "journal.jsonl"
 _CGROUPS = Path("/sys/fs/cgroup")
 _IS_V2 = (_CGROUPS / "cgroup.controllers").exists()
-_V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd")
+_V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd", "unified")
 # The kubelet sets these; they are put back.
 _SYSCTLS = (
     "vm/overcommit_memory",

@@ -10,10 +10,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.cluster import node
 from tests.cluster.builds import argo_version, program
-from tests.cluster.host import run
-from tests.cluster.layout import CACHE, NodeSpec
-from tests.cluster.node import PAUSE, ctr
+from tests.cluster.host import kill_cgroup, run
+from tests.cluster.layout import CACHE, CGROUP, NodeSpec
+from tests.cluster.node import PAUSE
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/foxhunt-base:bookworm"
@@ -174,6 +175,21 @@ def project() -> tuple[str, Path]:
     return image, archive(image, key)
 
 
-def load(node: NodeSpec, archives: list[Path]) -> None:
-    for path in archives:
-        ctr(node, "images", "import", "--all-platforms", path)
+def seed(archives: list[Path]) -> Path:
+    """A containerd root that holds these images, imported once and kept until they change."""
+    key = hashlib.sha256(" ".join(sorted(path.name for path in archives)).encode()).hexdigest()[:16]
+    path = CACHE / "seeds" / key
+    if path.is_dir():
+        return path
+    for old in path.parent.glob("*"):
+        shutil.rmtree(old)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    importer = NodeSpec("seed", "", 0, 0, (0, 0))
+    node.run_containerd(importer)
+    for file in archives:
+        node.ctr(importer, "images", "import", "--all-platforms", file)
+    kill_cgroup(f"{CGROUP}/{node.services(importer)}")
+    aside = path.with_suffix(".making")
+    run("mv", importer.folder / "root", aside)
+    aside.rename(path)
+    return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 from tests.cluster.builds import program
@@ -95,33 +96,44 @@ def _kubelet_config(node: NodeSpec, facts: Facts) -> str:
     return json.dumps(config)
 
 
-def start_containerd(node: NodeSpec, facts: Facts) -> None:
-    """Its mount namespace is the node's; the kubelet and the image imports join it."""
+def start_containerd(node: NodeSpec, facts: Facts, seed: Path | None = None) -> None:
+    """Its mount namespace is the node's; the kubelet joins it. `seed` holds the images that the node has from birth."""
     (node.folder / "cni").mkdir(parents=True, exist_ok=True)
-    (node.folder / "containerd.toml").write_text(_containerd_config(node))
     (node.folder / "cni" / "10-bridge.conflist").write_text(_network(node, facts))
     make_cgroup(cgroup(node))
     if f" {facts.address(node.host)}/" not in run("ip", "-o", "addr", "show", "dev", BRIDGE):
         run("ip", "addr", "add", f"{facts.address(node.host)}/32", "dev", BRIDGE)
+    if seed is not None:
+        copy_root(seed, node.folder / "root")
+    run_containerd(node)
+
+
+def run_containerd(node: NodeSpec) -> None:
+    node.folder.mkdir(parents=True, exist_ok=True)
+    config = node.folder / "containerd.toml"
+    config.write_text(_containerd_config(node))
     binds = ["mount --make-rshared /"]
     for folder in _OWN_FOLDERS:
         make_folder(Path(folder))
         own = node.folder / "own" / folder.strip("/").replace("/", "-")
         own.mkdir(parents=True, exist_ok=True)
         binds.append(f"mount --bind {shlex.quote(str(own))} {folder}")
-    command = " && ".join([*binds, f"exec containerd -c {node.folder}/containerd.toml"])
-    start(
-        _daemon("containerd", node),
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        command,
-        group=services(node),
-    )
+    command = " && ".join([*binds, f"exec containerd -c {config}"])
+    own_mounts = ("unshare", "--mount", "--propagation", "private", "sh", "-c", command)
+    start(_daemon("containerd", node), *own_mounts, group=services(node))
     until(f"containerd of {node.name} answers", lambda: _answers(node), 30, _daemon("containerd", node))
+
+
+def copy_root(seed: Path, root: Path) -> None:
+    """A containerd root with hard links: layers and blobs are never written to, only the databases are."""
+    try:
+        run("cp", "--archive", "--link", seed, root)
+    except ClusterError:  # the cache folder is on another file system
+        run("cp", "--archive", "--reflink=auto", "--no-target-directory", seed, root)
+    for database in seed.rglob("*.db"):
+        copy = root / database.relative_to(seed)
+        copy.unlink()
+        shutil.copyfile(database, copy)
 
 
 def services(node: NodeSpec) -> str:
