@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from workflows.argo_nodes import Tree
+from workflows.argo_nodes import Tree, task_nodes
 from workflows.errors import UsageError, WorkflowError
 
 
@@ -26,11 +26,11 @@ def has_artifacts(workflow: Tree) -> bool:
 
 
 def artifacts_of(workflow: Tree) -> list[Artifact]:
-    """What tasks put out, newest attempt last wins; logs that Argo archives are left out."""
+    """What tasks put out (a failed attempt's own are left out), without the logs that Argo archives."""
     status = workflow.get("status") or {}
     repository = (status.get("artifactRepositoryRef") or {}).get("artifactRepository") or {}
-    found: dict[tuple[str, str], Artifact] = {}
-    for node in (status.get("nodes") or {}).values():
+    found: dict[str, Artifact] = {}
+    for node in task_nodes(status.get("nodes") or {}):
         inputs = {p["name"]: p.get("value") for p in (node.get("inputs") or {}).get("parameters") or []}
         for one in (node.get("outputs") or {}).get("artifacts") or []:
             place = {**(repository.get("s3") or {}), **(one.get("s3") or {})}
@@ -38,9 +38,7 @@ def artifacts_of(workflow: Tree) -> list[Artifact]:
                 continue
             file = os.path.basename(str(one.get("path") or one["name"]))
             path = f"fold{inputs['fold']}/{file}" if inputs.get("fold") else file
-            found[(str(one["name"]), path)] = Artifact(
-                one["name"], path, place["bucket"], place["key"], _endpoint(place)
-            )
+            found[path] = Artifact(one["name"], path, place["bucket"], place["key"], _endpoint(place))
     return list(found.values())
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from workflows import pod_state, status
-from workflows.kube import GROUP, VERSION, WORKFLOW_LABEL, ClusterError, Kube, unpacked
+from workflows.kube import ENDED, GROUP, VERSION, WORKFLOW_LABEL, ClusterError, Kube, unpacked
 from workflows.pod_logs import LogReader, is_executors, lines_of, open_stream
 from workflows.status import PodLog, Study, Task
 
@@ -23,7 +23,7 @@ _TAIL_LINES = 50  # enough for the newest metric line and the newest checkpoint
 _LOOK_AGAIN = 20.0  # seconds between looks at one pod's events, or at one node
 _PATIENCE = 10.0  # seconds in which a placed pod's containers come up without anybody asking why not
 _MAX_BACKOFF = 15.0
-_MANY_FAILURES = 8
+_MANY_FAILURES = 10
 _GONE, _FORBIDDEN = 410, 403
 
 Event = dict[str, Any]
@@ -230,7 +230,7 @@ class Feed:
                     failures += 1
                     self.problems[what] = str(error).partition("\n")[0]
                     self._changed.set()
-                    self._closed.wait(min(_MAX_BACKOFF, 2.0 ** (failures - 1)))
+                    self._pause(failures)
                 version = ""
 
     def _events(self, function: Callable[..., Any], since: str, /, **options: Any) -> Iterator[Event]:
@@ -271,7 +271,7 @@ class Feed:
                         self._changed.set()
             except ClusterError:
                 failures += 1
-            self._closed.wait(min(_MAX_BACKOFF, 2.0**failures))
+            self._pause(failures)
 
     def whole_log(self, name: str) -> Iterator[str]:
         """Every line of a pod's log, each once, to the pod's end; a broken connection goes on where it broke."""
@@ -289,9 +289,17 @@ class Feed:
                 if error.status == 404:
                     return
             pod = self.pods.get(name)
-            if pod is None or (not failures and not pod_state.is_running(pod)) or failures > _MANY_FAILURES:
+            runs = pod is not None and pod_state.is_running(pod) and self._phase() not in ENDED
+            if pod is None or failures > _MANY_FAILURES or not (runs or failures):
                 return
-            self._closed.wait(min(_MAX_BACKOFF, 2.0**failures))
+            self._pause(failures)
+
+    def _phase(self) -> str:
+        return str((self.workflow.get("status") or {}).get("phase", ""))
+
+    def _pause(self, failures: int) -> None:
+        """Short before the first new try: a pod's last lines are gone when the pod is."""
+        self._closed.wait(min(_MAX_BACKOFF, 0.2 * 2.0**failures))
 
     def _log_lines(self, name: str, **options: Any) -> Iterator[str]:
         log, options = self.kube.core.read_namespaced_pod_log, {"tail_lines": _TAIL_LINES, **options}

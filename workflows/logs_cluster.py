@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workflows import status
@@ -21,6 +21,7 @@ from workflows.reader import read_run
 from workflows.status import Attempt, Task
 
 _POLL = 1.0
+_WRITES = {"running", "terminated"}  # states of a container that has a log
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def living_pods(run: ClusterRun) -> dict[str, dict[str, Any]]:
 
 def _pod_lines(run: ClusterRun, pod: dict[str, Any]) -> Iterator[str]:
     name, kube = pod["metadata"]["name"], run.kube
-    if not (container(pod).get("state") or {}).keys() & {"running", "terminated"}:
+    if not (container(pod).get("state") or {}).keys() & _WRITES:
         yield "(its container has not started)"
         return
     try:
@@ -147,7 +148,10 @@ def logs_of_pod(files: dict[str, bytes], fold: int | None, pod: str) -> list[tup
 
 
 def _following(run: ClusterRun, wanted: str, which: slice, past: list[Piece], width: int) -> Iterator[str]:
-    """The past first, then every pod's log as it grows, until the newest workflow ends."""
+    """The past first, then every pod's log as it grows, until the newest workflow ends.
+
+    At last what was too short-lived to be followed: from the claim.
+    """
     yield from _history(run, past, width, alive=False)
     shown = {piece.attempt.pod for piece in past if piece.attempt.why or piece.task.phase in status.OVER}
     arrived: queue.Queue[str] = queue.Queue()
@@ -155,24 +159,26 @@ def _following(run: ClusterRun, wanted: str, which: slice, past: list[Piece], wi
     with Feed(run.kube, run.name, logs=False) as feed:
         while True:
             study = feed.study()
-            for task in study.tasks:
-                for attempt in task.attempts:
-                    if attempt.pod in shown or (wanted and task.name != wanted):
-                        continue
-                    if (pod := feed.pods.get(attempt.pod)) is None or "waiting" in (container(pod).get("state") or {}):
-                        continue
-                    if not container(pod):
-                        continue
-                    shown.add(attempt.pod)
-                    piece = Piece(task, attempt)
-                    reader = threading.Thread(target=_pump, args=(feed, piece, width, arrived.put), daemon=True)
-                    reader.start()
-                    readers.append(reader)
+            for piece in _new_pieces(study.tasks, wanted, shown, feed.pods):
+                shown.add(piece.attempt.pod)
+                readers.append(threading.Thread(target=_pump, args=(feed, piece, width, arrived.put), daemon=True))
+                readers[-1].start()
             yield from _drain(arrived, _POLL)
             readers = [reader for reader in readers if reader.is_alive()]
             if (study.over or feed.deleted) and not readers:
                 yield from _drain(arrived, 0.0)
-                return
+                break
+        now = replace(run, workflows=[feed.workflow, *run.workflows[1:]])
+    yield from _history(
+        now, [p for p in pieces_of(now, wanted, which) if p.attempt.pod not in shown], width, alive=True
+    )
+
+
+def _new_pieces(tasks: list[Task], wanted: str, shown: set[str], pods: dict[str, dict[str, Any]]) -> list[Piece]:
+    """Attempts whose pod has begun to write and is not followed yet."""
+    found = [Piece(task, attempt) for task in tasks if not wanted or task.name == wanted for attempt in task.attempts]
+    begun = {name for name, pod in pods.items() if (container(pod).get("state") or {}).keys() & _WRITES}
+    return [piece for piece in found if piece.attempt.pod in begun - shown]
 
 
 def _pump(feed: Feed, piece: Piece, width: int, put: Callable[[str], None]) -> None:
