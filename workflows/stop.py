@@ -22,6 +22,7 @@ from workflows.launch import Backend
 from workflows.locate import BackendOption, ClusterRun, locate
 
 _SAVED_WITHIN = 60.0
+_NOW_WITHIN = 2.0
 _POLL = 0.2
 
 
@@ -50,12 +51,14 @@ def stop_here(folder: Path, now: bool) -> dict[str, Any]:
     told = {"run": folder.name, "was": submission.phase, "go_on": submission.command}
     if submission.phase != nodes.RUNNING:
         return {**told, "stopped": False}
-    give_up = time.monotonic() + _SAVED_WITHIN
-    for number in (signal.SIGTERM, signal.SIGTERM) if now else (signal.SIGTERM,):  # the second does not wait
-        os.kill(submission.pid, number)
-        time.sleep(_POLL)
+    os.kill(submission.pid, signal.SIGTERM)
+    began, again = time.monotonic(), now
     while state.is_locked(folder):
-        if time.monotonic() > give_up:
+        waited = time.monotonic() - began
+        if again and waited > _NOW_WITHIN:
+            os.kill(submission.pid, signal.SIGTERM)  # the second does not wait for anything
+            again = False
+        if waited > _SAVED_WITHIN:
             raise WorkflowError(
                 f"run {folder.name}: process {submission.pid} still saves after {_SAVED_WITHIN:.0f} s\n"
                 f"end it without saving: python -m workflows.stop {folder.name} --now"
@@ -85,7 +88,7 @@ def in_words(told: dict[str, Any]) -> list[str]:
     if not told["stopped"]:
         return [f"{what}: not running ({str(told['was']).lower()}), nothing to stop"]
     if "workflow" not in told:
-        return [f"{what}: stopped; every fold has saved its state", f"go on with: {told['go_on']}"]
+        return [f"{what}: stopped; its folds go on from what they saved last", f"go on with: {told['go_on']}"]
     return [
         f"{what}: stopping; training pods save their state and leave, no other is started",
         f"go on with: {told['go_on']}",
