@@ -26,6 +26,13 @@ _FIND_TRAINER = (
 )
 
 
+# The trainer is made the kernel's first choice, then memory is used up in one stroke.
+_EAT = _FIND_TRAINER.replace("os.kill(pid, signal.SIGKILL)", "open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
+_EAT += "\nblock = b'x' * (700 << 20)\nblock += b'x' * (700 << 20)\n"
+LITTLE_MEMORY = 300  # MiB: enough to start, not to train
+EATEN_MEMORY = 1000
+
+
 def lost_steps(lines: list[dict[str, Any]], at_least: int = 0) -> int:
     """Steps that were done twice over all attempts; `at_least` is the step that was seen before a kill."""
     starts = {line["attempt"]: line for line in lines if line["event"] == "start"}
@@ -90,6 +97,15 @@ def test_dead_first_process_is_named_and_healed_by_watch(own: Own, undisturbed: 
     assert_as_undisturbed(live, "pid-one", name, undisturbed)
 
 
+def test_dead_first_process_is_cured_by_the_deadline_unattended(own: Own, undisturbed: Undisturbed) -> None:
+    live, _ = own
+    name = live.submit("pid-one-alone", "-p", "attempt-deadline-s=60")
+    pod = live.running_pod(name, 0)
+    kill_main(pod)
+    assert_as_undisturbed(live, "pid-one-alone", name, undisturbed)
+    assert live.attempts("pid-one-alone", 0)[-1]["attempt"] > 0
+
+
 def kill_main(pod: dict[str, Any]) -> None:
     """SIGKILL to the main container's first process, from outside its namespace, where it can't be refused."""
     import os
@@ -114,7 +130,19 @@ def test_memory_guard_saves_and_the_retry_gets_more(own: Own, undisturbed: Undis
     assert limits == [LITTLE_MEMORY << 20, 2 * LITTLE_MEMORY << 20]
 
 
-LITTLE_MEMORY = 300
+def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+    """The kernel kills the trainer before its guard can act: something in the pod eats the rest at once."""
+    live, _ = own
+    name = live.submit("oom-killed", "-p", f"memory-mi={EATEN_MEMORY}")
+    pod = live.running_pod(name, 1)
+    live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _EAT, check=False)
+    assert_as_undisturbed(live, "oom-killed", name, undisturbed)
+    lines = live.attempts("oom-killed", 1)
+    first = next(line for line in lines if line["event"] == "end")
+    measured("eaten memory: exit code of the attempt", float(first["exit_code"] or 0))
+    assert first["why"] == "out of memory"
+    limits = [line["memory_limit"] for line in lines if line["event"] == "start"]
+    assert limits == [EATEN_MEMORY << 20, 2 * EATEN_MEMORY << 20]
 
 
 def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
