@@ -30,7 +30,7 @@ def test_preflight_names_the_rights_that_an_account_lacks(own: Own, tmp_path: Pa
     config = kubeconfig(tmp_path / "pods.kubeconfig", facts, token("foxhunt"), NAMESPACE)
     done = live.foxhunt("preflight", kubeconfig=config)
     assert done.returncode == 2
-    assert "create workflows" in done.stdout and "not checked" in done.stdout
+    assert "may not create workflows.argoproj.io" in done.stdout
 
 
 def test_submit_refuses_before_anything_is_created(live: Live) -> None:
@@ -77,6 +77,6 @@ def test_list_and_logs_know_the_study(own: Own, undisturbed: Undisturbed) -> Non
     listed = live.foxhunt("list", "--backend", "argo")
     assert listed.returncode == 0, listed.stderr
     assert undisturbed.run_id in listed.stdout
-    logs = live.foxhunt("logs", undisturbed.name, "--fold", "1")
+    logs = live.foxhunt("logs", undisturbed.name, "1")
     assert logs.returncode == 0, logs.stderr
     assert "trained" in logs.stdout
