@@ -21,10 +21,11 @@ RUN python3 -m venv /opt/venv \
 
 FROM ${BASE}
 COPY --from=dependencies /opt/venv /opt/venv
-# Both are made for uid 1000; a pod mounts volumes over /caches and /tmp, because its root is read-only.
+# A pod mounts volumes over /caches and /tmp, because its root is read-only. Writable for all: clusters that choose the
+# uid themselves have it so, and a tmpfs takes over the mode of the folder that it hides.
 RUN printf 'foxhunt:x:1000:1000:foxhunt:/caches/home:/usr/sbin/nologin\n' >> /etc/passwd \
  && printf 'foxhunt:x:1000:\n' >> /etc/group \
- && mkdir -p /caches/home /app && chown -R 1000:1000 /caches
+ && mkdir -p -m 1777 /caches && mkdir -m 1777 /caches/home
 WORKDIR /app
 COPY trainer trainer
 COPY kernels kernels

@@ -312,12 +312,16 @@ def main(argv: list[str] | None = None) -> int:
         code = app(argv, standalone_mode=False)
     except FoxhuntError as error:
         return _say(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort, _Terminated):
         return _interrupted()
     except Exception as error:
         return _usage(error)
     # Typer turns Ctrl-C into a returned 130; commands return nothing.
     return _interrupted() if code == 130 else 0
+
+
+class _Terminated(BaseException):
+    """SIGTERM. Like KeyboardInterrupt no Exception, so that no library takes it for a failure of its own."""
 
 
 def _leave_on_sigterm() -> None:
@@ -327,11 +331,9 @@ def _leave_on_sigterm() -> None:
     """
     import signal
 
-    from trainer.errors import Interrupted
-
     def leave(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one is not waited for
-        raise Interrupted("SIGTERM; what was saved is kept\nrun the same command again to go on")
+        raise _Terminated
 
     signal.signal(signal.SIGTERM, leave)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trainer.errors import LeaseError
+from trainer.errors import Interrupted, LeaseError
 from trainer.learn.lease import Lease, LeaseLost, owner_of_this_process
 
 HOLD = """
@@ -94,3 +94,67 @@ def test_many_takers_one_winner(tmp_path):
 def test_an_unwritable_folder_is_one_clear_line(tmp_path):
     with pytest.raises(LeaseError, match="can't write there"):
         Lease(tmp_path / "missing").acquire()
+
+
+# -- what the workflow knows of the attempt before --
+
+
+def in_pod(monkeypatch, retries, code, status, workflow="uid-1"):
+    for name, value in {
+        "FOXHUNT_POD": f"pod-{retries}",
+        "FOXHUNT_WORKFLOW": workflow,
+        "FOXHUNT_RETRIES": str(retries),
+        "FOXHUNT_LAST_EXIT_CODE": code,
+        "FOXHUNT_LAST_STATUS": status,
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def held_elsewhere(folder, retries, workflow="uid-1"):
+    """A lease with a fresh heartbeat, held on another node by attempt `retries`."""
+    owner = owner_of_this_process() | {"boot_id": "elsewhere", "pod": f"pod-{retries}"}
+    owner |= {"workflow": workflow, "retries": str(retries)}
+    (folder / "lease").write_text(json.dumps({"owner": owner, "token": 7, "heartbeat": time.time(), "released": False}))
+
+
+@pytest.mark.parametrize("code", ["137", "139", "75", "77", "1"])
+def test_an_attempt_whose_exit_code_is_known_is_dead(tmp_path, monkeypatch, code):
+    held_elsewhere(tmp_path, retries=2)
+    in_pod(monkeypatch, 3, code, "Failed")
+    with Lease(tmp_path) as lease:
+        assert lease.token == 8
+
+
+@pytest.mark.parametrize(
+    ("owner", "here", "code", "status"),
+    [
+        ((2, "uid-1"), (3, "uid-1"), "-1", "Error"),  # pod deleted: its process may go on behind a cut network
+        ((2, "uid-1"), (3, "uid-1"), "0", "Failed"),  # no code known, as after the loss of a node
+        ((2, "uid-1"), (3, "uid-1"), "137", "Error"),
+        ((1, "uid-1"), (3, "uid-1"), "137", "Failed"),  # the code is another attempt's
+        ((3, "uid-1"), (3, "uid-1"), "137", "Failed"),
+        ((2, "uid-0"), (3, "uid-1"), "137", "Failed"),  # another workflow's attempt
+        ((2, ""), (3, ""), "137", "Failed"),  # no workflow
+    ],
+)
+def test_otherwise_the_heartbeat_decides(tmp_path, monkeypatch, owner, here, code, status):
+    held_elsewhere(tmp_path, *owner)
+    in_pod(monkeypatch, here[0], code, status, here[1])
+    with pytest.raises((LeaseError, Interrupted), match=f"pod pod-{owner[0]} is working in it"):
+        Lease(tmp_path).acquire()
+    value = json.loads((tmp_path / "lease").read_text())
+    (tmp_path / "lease").write_text(json.dumps(value | {"heartbeat": time.time() - 61}))
+    with Lease(tmp_path) as lease:
+        assert lease.token == 8
+
+
+def test_an_earlier_attempt_that_works_on_is_waited_for_a_rival_is_a_mistake(tmp_path, monkeypatch):
+    in_pod(monkeypatch, 3, "-1", "Error")
+    held_elsewhere(tmp_path, retries=2)
+    with pytest.raises(Interrupted, match="an earlier attempt that the workflow believes ended") as error:
+        Lease(tmp_path).acquire()
+    assert error.value.exit_code == 75  # retried
+    held_elsewhere(tmp_path, retries=2, workflow="another")
+    with pytest.raises(LeaseError) as error:
+        Lease(tmp_path).acquire()
+    assert error.value.exit_code == 2  # not retried

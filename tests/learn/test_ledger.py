@@ -69,3 +69,35 @@ def test_ends_are_read_back_and_a_torn_line_is_skipped(tmp_path):
     first, second = read_attempts(tmp_path)
     assert (first.why, first.exit_code, first.last_step) == ("interrupted", 75, 700)
     assert (second.attempt, second.why, second.ended) == (1, "running", None)
+
+
+def test_memory_that_was_too_small_is_remembered(tmp_path, monkeypatch):
+    for code, message, limit in (("137", "main: OOMKilled (exit code 137)", 100), ("75", "", 300), ("77", "", 200)):
+        ledger = Ledger(tmp_path)
+        ledger.start(0, limit)
+        monkeypatch.setenv("FOXHUNT_LAST_EXIT_CODE", code)
+        monkeypatch.setenv("FOXHUNT_LAST_STATUS", "Failed")
+        monkeypatch.setenv("FOXHUNT_LAST_MESSAGE", message)
+    ledger = Ledger(tmp_path)
+    assert [a.why for a in ledger.attempts] == ["out of memory", "interrupted", "out of memory"]
+    assert ledger.memory_too_small == 200
+
+
+def test_a_fold_that_runs_out_of_memory_while_it_is_judged(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path)
+    ledger.start(0, 100)
+    ledger.end(900, "done", 0)
+    monkeypatch.setenv("FOXHUNT_LAST_EXIT_CODE", "137")
+    monkeypatch.setenv("FOXHUNT_LAST_MESSAGE", "OOMKilled (exit code 137)")
+    ledger = Ledger(tmp_path)
+    assert (ledger.attempts[0].why, ledger.attempts[0].last_step) == ("out of memory", 900)
+    assert ledger.memory_too_small == 100
+
+
+def test_three_out_of_memory_in_a_row_are_a_crash_loop(tmp_path):
+    for _ in range(3):
+        ledger = Ledger(tmp_path)
+        ledger.start(500, 100)
+        ledger.end(500, "out of memory", 77)
+    with pytest.raises(CrashLoop, match="3 attempts in a row"):
+        Ledger(tmp_path).start(500, 100)

@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from trainer.config import RunConfig
-from trainer.errors import FoxhuntError, Interrupted, OutOfMemory
+from trainer.errors import CrashLoop, FoxhuntError, Interrupted, OutOfMemory
 from trainer.learn import checkpoint as ck
 from trainer.learn.heartbeat import Heartbeat
 from trainer.learn.lease import Lease
@@ -163,7 +163,7 @@ def train(
 def _why(error: BaseException) -> tuple[str, int]:
     """What the ledger says of an end by `error`, and its exit code."""
     match error:
-        case OutOfMemory():
+        case OutOfMemory() | CrashLoop():  # what the ledger itself calls a crash loop is refused before
             return OUT_OF_MEMORY, error.exit_code
         case Interrupted():
             return "interrupted", error.exit_code
