@@ -6,6 +6,8 @@
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
+#define private private_  // an argument's name in the tables, a keyword in C++
+
 typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;

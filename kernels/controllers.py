@@ -120,6 +120,23 @@ def bounds_of(start: np.ndarray) -> np.ndarray:
     return np.stack([low, high], axis=1)
 
 
+def _cuda_table() -> dict[str, object]:
+    """The table as initialisers of constant arrays; UP and DOWN multiply the output of a signal beyond its band."""
+    columns = {
+        "SIGNAL": _SIGNAL.tolist(),
+        "FACTOR": _FACTOR.tolist(),
+        "TARGET": _TARGET.tolist(),
+        "UP": (_STEP**_DIRECTION).tolist(),
+        "DOWN": (_STEP**-_DIRECTION).tolist(),
+    }
+    return (
+        {f"CTRL_{name}": "{" + ", ".join(map(str, values)) + "}" for name, values in columns.items()}
+        | {"CTRL_PERIOD": PERIOD, "CTRL_RATE": RATE, "CTRL_MIN_GAIN": MIN_GAIN, "CTRL_BAND": BAND}
+        | {"CTRL_GAMMA": GAMMA, "CTRL_LENGTH": LENGTH, "N_CTRL": N, "N_STATE": STATE_PER_CONTROLLER}
+        | {f"STATE_{name.upper()}": i for i, name in enumerate(STATE)}
+    )
+
+
 KERNEL = Kernel(
     "controllers",
     (
@@ -129,6 +146,7 @@ KERNEL = Kernel(
         Arg("bounds", REAL, "in", f"{N},2", "lowest and highest output; of the horizon for gamma"),
     ),
     controllers,
+    launcher=lambda sizes, scalars: ((1,), (32,), 0),
     tolerance=(1e-6, 1e-5, "float32 rounding; a move is all or nothing"),
-    constants=cuda_constants(),
+    constants=cuda_constants() | _cuda_table(),
 )

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from kernels.philox import Purpose, counter
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 
 class Action(IntEnum):
@@ -359,16 +359,23 @@ KERNEL = Kernel(
         Arg("hold_scale", "int32", "scalar", doc="rows; scale of private value 6"),
     ),
     reference=_reference,
+    launcher=grid_stride("B", block=64),
     tolerance=(1e-6, 1e-5, "integers are exact; the reals take a few float32 operations and one log1p"),
     constants={
         "HOLD": HOLD,
         "TIGHTEN": TIGHTEN,
         "LOOSEN": LOOSEN,
+        "FLAT_FROM_LONG": FLAT_FROM_LONG,
+        "FLAT_FROM_SHORT": FLAT_FROM_SHORT,
+        "HALF_FLAT_LONG": HALF_FLAT_LONG,
+        "HALF_FLAT_SHORT": HALF_FLAT_SHORT,
         "UNDEF": UNDEF,
         "NO_ORDER": NO_ORDER,
         "NO_STOP": NO_STOP,
-        "START_RANDOM": RANDOM,
         "START_PARKED": PARKED,
+        "MILLI": MILLI,
+        "HALF_MILLI": HALF_MILLI,
+        "PNL_SCALE": PNL_SCALE,
         "PURPOSE_RESET": int(Purpose.RESET),
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, one_block
 
 RECORDED = (
     ("row", "int32"),
@@ -41,5 +41,6 @@ KERNEL = Kernel(
         *(Arg(f"log_{name}", dtype, "inout", "T,B", "line `cursor` is written") for name, dtype in RECORDED),
     ),
     reference=_reference,
+    launcher=one_block,
     tolerance=(0.0, 0.0, "a copy"),
 )

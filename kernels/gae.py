@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.isv import SIZE, SLOTS, cuda_constants
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, one_block
 
 STD_FLOOR = 1e-8  # as in CleanRL: a rollout without any spread gives advantages of 0, not of infinity
 
@@ -69,6 +69,7 @@ KERNEL = Kernel(
         Arg("returns", REAL, "inout", "2,TM,B", "value target, scaled return; equals value where invalid"),
     ),
     gae,
+    launcher=one_block,
     tolerance=(1e-5, 1e-4, "sums over T*B advantages in float32"),
-    constants=cuda_constants(),
+    constants=cuda_constants() | {"STD_FLOOR": STD_FLOOR},
 )

@@ -113,5 +113,10 @@ KERNEL = Kernel(
         Arg("priority", REAL, "inout", "C", "raw priority; negative: never drawn"),
     ),
     nstep_write,
+    launcher=lambda sizes, scalars: [
+        ("nstep_write", (min(-(-sizes["B"] // 8), 4096),), (256,), 0),  # a warp a lane
+        ("nstep_write_finish", (1,), (1,), 0),
+    ],
     tolerance=(0.0, 0.0, "copies"),
+    constants={"NEVER": NEVER},
 )

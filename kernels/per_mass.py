@@ -16,6 +16,7 @@ EPSILON = 1e-6  # keeps a transition of zero loss drawable
 SCALE = 2.0**20
 MAX_MASS = 2**28  # exact in float32; 2^20 masses, and their squares / 2^16, sum to less than 2^63
 BLOCK = 256
+CUDA = {"PER_BLOCK": BLOCK, "PER_MAX_MASS": MAX_MASS, "PER_SCALE": f"{SCALE}f", "PER_EPSILON": f"{EPSILON}f"}
 
 
 def per_mass(isv: np.ndarray, priority: np.ndarray, mass: np.ndarray, block: np.ndarray) -> None:
@@ -51,6 +52,7 @@ KERNEL = Kernel(
         Arg("block", "int64", "out", "G,3", "sum, sum of squares / 2^16, count of each 256 slots"),
     ),
     per_mass,
+    launcher=lambda sizes, scalars: ((min(sizes["G"], 65535),), (BLOCK,), 0),
     tolerance=(1.0, 1e-5, "log and exp round differently: a mass may differ by its last bits"),
-    constants=cuda_constants() | {"PER_BLOCK": BLOCK, "PER_MAX_MASS": MAX_MASS},
+    constants=cuda_constants() | CUDA,
 )

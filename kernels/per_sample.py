@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.isv import SIZE, SLOTS, cuda_constants
+from kernels.per_mass import CUDA
 from kernels.philox import Purpose, counter
 from kernels.spec import REAL, Arg, Kernel
 
@@ -57,6 +58,10 @@ KERNEL = Kernel(
         Arg("is_weight", REAL, "out", "M", "importance weight, largest 1"),
     ),
     per_sample,
+    launcher=lambda sizes, scalars: [
+        ("per_sample", (min(-(-sizes["M"] // 8), 1024),), (256,), 0),  # a warp a draw
+        ("per_sample_finish", (1,), (1024,), 0),
+    ],
     tolerance=(1e-6, 1e-5, "float32 power; slots are exact"),
-    constants=cuda_constants() | {"PURPOSE_REPLAY": int(Purpose.REPLAY), "BETA_STEPS": BETA_STEPS},
+    constants=cuda_constants() | CUDA | {"PURPOSE_REPLAY": int(Purpose.REPLAY), "BETA_STEPS": BETA_STEPS},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, one_block
 
 
 def per_update(slots: np.ndarray, loss: np.ndarray, priority: np.ndarray, max_priority: np.ndarray) -> None:
@@ -26,5 +26,6 @@ KERNEL = Kernel(
         Arg("max_priority", REAL, "inout", "1", "largest raw priority so far"),
     ),
     per_update,
+    launcher=one_block,
     tolerance=(0.0, 0.0, "maxima"),
 )

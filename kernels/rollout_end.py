@@ -29,6 +29,7 @@ KERNEL = Kernel(
         Arg("position", "int64", "inout", "1", "batches served of it"),
     ),
     rollout_end,
+    launcher=lambda sizes, scalars: ((1,), (1,), 0),
     tolerance=(0.0, 0.0, "copies"),
     constants=cuda_constants(),
 )

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from kernels.philox import Purpose, counter
-from kernels.spec import Arg, Kernel
+from kernels.spec import Arg, Kernel, one_block
 
 ROUNDS = 6
 MIX0, MIX1 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)  # MurmurHash3's 32-bit finaliser
@@ -87,6 +87,7 @@ KERNEL = Kernel(
         Arg("index", "int32", "out", "M", "flat index into the [2, TM, B] arrays"),
     ),
     rollout_serve,
+    launcher=one_block,
     tolerance=(0.0, 0.0, "integers"),
     constants={"PURPOSE_ROLLOUT": int(Purpose.ROLLOUT), "FEISTEL_ROUNDS": ROUNDS},
 )

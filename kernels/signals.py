@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.isv import SIZE, SLOTS, cuda_constants
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, one_block
 
 DECAY = 0.99  # memory of 100 steps, the period of the controllers
 TRADES, ROWS, WINS, DECISIONS, HOLDS, REWARD = range(6)
@@ -69,6 +69,9 @@ KERNEL = Kernel(
         Arg("isv", REAL, "inout", str(SIZE), "writes hold_rows, wr, hold_pct (0-100), trades, reward_mean (ticks)"),
     ),
     signals,
+    launcher=one_block,
     tolerance=(1e-5, 1e-5, "one float32 sum over B rewards"),
-    constants=cuda_constants() | {"DECAY": DECAY},
+    constants=cuda_constants()
+    | {"DECAY": DECAY, "MIN_TRADES": MIN_TRADES, "N_SUMS": N_SUMS, "SUM_TRADES": TRADES, "SUM_ROWS": ROWS}
+    | {"SUM_WINS": WINS, "SUM_DECISIONS": DECISIONS, "SUM_HOLDS": HOLDS, "SUM_REWARD": REWARD},
 )

@@ -7,6 +7,7 @@ NumPy, takes its dtype from its arrays (float64 works, for gradient checks) and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +22,28 @@ Grid = tuple[int, ...]
 Launch = Callable[[Mapping[str, int], Mapping[str, Any]], tuple[Grid, Grid, int] | list[tuple[str, Grid, Grid, int]]]
 
 
-def grid_stride(*letters: str, block: int = 256, most: int = 4096) -> Launch:
-    """A launcher for a grid-stride loop over the product of `letters`."""
+def grid_stride(*letters: str, block: int = 256, most: int = 4096, each: int = 1) -> Launch:
+    """A launcher for a grid-stride loop over the product of `letters`, `each` values a thread."""
 
     def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
-        n = 1
-        for letter in letters:
-            n *= sizes[letter]
-        return (min(max(-(-n // block), 1), most),), (block,), 0
+        n = math.prod(sizes[letter] for letter in letters)
+        return (min(max(-(-n // (block * each)), 1), most),), (block,), 0
 
     return launcher
+
+
+def warp_a_row(*letters: str, warps: int = 8) -> Launch:
+    """A launcher for one warp per row, the rows being the product of `letters`."""
+
+    def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
+        return (max(-(-math.prod(sizes[letter] for letter in letters) // warps), 1),), (32 * warps,), 0
+
+    return launcher
+
+
+def one_block(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
+    """A launcher for what must see all of its rows, and has few: a barrier stands where another launch would."""
+    return (1,), (1024,), 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+// One thread a lane, in the order of events that the reference tells; what it does for subsets of lanes is an `if` here.
+// Money and prices are integers, so every backend agrees to the last unit. A lane is a chain of dependent loads and
+// there are few of them: small blocks spread them over the SMs.
+#include "common.cuh"
+
+struct Book { const int *bid_px, *ask_px, *bid_sz, *ask_sz; int levels; };
+
+// Sums of the prices of `lots` lots and of the `first` ones among them, walking the opposite side from the touch.
+__device__ inline void walk(const Book& book, i64 row, bool buy, i64 lots, i64 first, i64& total, i64& total_first) {
+    const int* px = (buy ? book.ask_px : book.bid_px) + row * book.levels;
+    const int* size = (buy ? book.ask_sz : book.bid_sz) + row * book.levels;
+    i64 last = 0;
+    total = total_first = 0;
+    for (int level = 0; level < book.levels && lots; ++level) {
+        if (px[level] == UNDEF) break;  // nothing is known behind a level that is not there
+        last = px[level];
+        const i64 take = size[level] == 0 ? lots : min((i64)size[level], lots);
+        const i64 take_first = min(take, first);
+        total += take * last; total_first += take_first * last;
+        lots -= take; first -= take_first;
+    }
+    const i64 beyond = buy ? last + 1 : last - 1;
+    total += lots * beyond; total_first += first * beyond;
+}
+
+extern "C" __global__ void env_step(
+    const int* __restrict__ action, const i64* __restrict__ step,
+    const int* __restrict__ mid2, const int* __restrict__ fill_row, const int* __restrict__ last,    // [N]
+    const int* __restrict__ bid_px, const int* __restrict__ ask_px,                                  // [N, LV]
+    const int* __restrict__ bid_sz, const int* __restrict__ ask_sz,
+    const int* __restrict__ starts,                                                                  // [S]
+    const int* __restrict__ targets,                                                                 // [A]
+    const int* __restrict__ trail_ticks,                                                             // [4]
+    const i64* __restrict__ fee, const i64* __restrict__ drawdown, const int* __restrict__ episode_rows,
+    const int* __restrict__ limit_row,
+    int* start_row, int* row, int* end_row, int* episode_row, int* position, int* target, int* pending_row,
+    i64* cash, i64* equity, i64* peak, i64* entry_cash, int* best, int* trail, int* hold_rows, i8* done,
+    u8* mask,                                                                                        // [B, A]
+    float* reward, i8* valid,
+    float* private,                                                                                  // [B, 8]
+    i8* ordered, i8* action_done, i8* closed, i64* closed_pnl, int* closed_rows, int* closed_lots, int* filled,
+    i64* fee_paid, i64* spread_paid,
+    const u32 seed, const int lots_large, const float inventory_penalty, const float message_cost,
+    const i64 drawdown_scale, const int hold_scale,
+    const int B, const int N, const int LV, const int S, const int A) {
+    const Book book = {bid_px, ask_px, bid_sz, ask_sz, LV};
+    FOR_EACH(b, B) {
+        const bool running = done[b] == 0;
+        int r = row[b], pos = position[b], goal = target[b], pending = pending_row[b], stop = trail[b];
+        int age = episode_row[b] + running, held = hold_rows[b] + (pos != 0), final_row = end_row[b], over = done[b];
+        i64 money = cash[b], worth = equity[b], top = peak[b], entry = entry_cash[b];
+
+        // 1. The decision on row t.
+        const int chosen = running && mask[b * A + action[b]] ? action[b] : HOLD;
+        const int wanted = targets[chosen];
+        const bool is_order = wanted != NO_ORDER;
+        if (is_order) { goal = wanted; pending = fill_row[r]; }
+        stop += (chosen == LOOSEN) - (chosen == TIGHTEN);
+        r += running;
+        const int given = start_row[b];
+        if (!running && given != START_PARKED) {  // a new episode
+            const u32 word = philox(step[0], (u32)b, PURPOSE_RESET, seed).x0;
+            r = given >= 0 ? given : starts[((u64)word * (u32)S) >> 32];
+            start_row[b] = given >= 0 ? START_PARKED : given;
+            final_row = min(last[r], limit_row[b]);
+            age = pos = goal = held = over = 0;
+            money = worth = top = entry = 0;
+        }
+
+        // 2. Row r closes.
+        const i64 mid = (i64)mid2[r] * HALF_MILLI;
+        const int carried = pos;
+        const bool fallen = running && top - (money + carried * mid) >= drawdown[b];
+        const bool ending = fallen || (running && (r >= final_row || age >= episode_rows[b]));
+        over += ending + fallen;  // 1 truncated, 2 drawdown
+
+        // 3. Trade on r's book.
+        const bool due = goal != pos && pending <= r;
+        if (ending) goal = 0;
+        if (due || ending) pos = goal;
+        const i64 traded = pos - carried;
+        i64 pnl = 0, fees = 0, spread = 0;
+        int rows_held = 0, lots_closed = 0;
+        bool leaves = false;
+        if (traded) {
+            // A position left for flat or for the other side ends a round trip; the rest of a flip opens the next one.
+            leaves = carried != 0 && carried * pos <= 0;
+            const i64 n = traded < 0 ? -traded : traded, sign = traded < 0 ? -1 : 1, rate = fee[b];
+            const i64 n_close = leaves ? abs(carried) : 0;
+            i64 total, total_close;
+            walk(book, r, traded > 0, n, n_close, total, total_close);
+            const i64 at_close = money - sign * MILLI * total_close - rate * n_close;
+            if (leaves) {
+                pnl = at_close - entry;
+                rows_held = held;
+                lots_closed = carried;
+                entry = at_close;
+            }
+            fees = rate * n;
+            spread = sign * (total * MILLI - n * mid);
+            money -= sign * MILLI * total + fees;
+        }
+
+        // 4. The stop.
+        const bool fresh = carried * pos <= 0;  // flat, just opened, or flipped
+        if (fresh) { held = 0; stop = NO_STOP; }
+        const int side = (pos > 0) - (pos < 0);
+        const int touch = (side > 0 ? bid_px : ask_px)[(i64)r * LV];
+        const int given_back = fresh ? 0 : max(side * (best[b] - touch), 0);
+        if (pos == goal && given_back >= trail_ticks[stop] && side != 0) { goal = 0; pending = fill_row[r]; }
+
+        // 5. Equity, reward, and what is seen next.
+        const i64 now = money + pos * mid;
+        top = max(top, now);
+        reward[b] = (float)((double)(now - worth) / MILLI - (double)inventory_penalty * (carried * carried) -
+                            (chosen != HOLD ? (double)message_cost : 0.0));
+        for (int a = 0; a < A; ++a) mask[b * A + a] = pos == goal && pos != targets[a];
+        u8* ok = mask + b * A;
+        const bool settled = pos == goal, stays = (i64)pos * goal > 0;
+        ok[FLAT_FROM_LONG] = settled && pos > 0;
+        ok[FLAT_FROM_SHORT] = settled && pos < 0;
+        ok[HALF_FLAT_LONG] = settled && pos == lots_large;
+        ok[HALF_FLAT_SHORT] = settled && pos == -lots_large;
+        ok[HOLD] = 1;
+        ok[TIGHTEN] = stays && stop > 0;  // a stop of a position that is about to be left has no effect
+        ok[LOOSEN] = stays && stop < NO_STOP;
+
+        const double widest = trail_ticks[NO_STOP - 1], open = (double)(now - entry);
+        float4* seen = (float4*)(private + b * 8);
+        seen[0] = make_float4((float)((double)pos / lots_large), (float)((double)goal / lots_large),
+                              (float)((double)stop / NO_STOP), (float)fmin(given_back / widest, 1.0));
+        seen[1] = make_float4((float)fmin(max(trail_ticks[stop] - given_back, 0) / widest, 1.0),
+                              (float)(open / (PNL_SCALE + fabs(open))),
+                              fminf(log1pf((float)held) / log1pf((float)hold_scale), 1.0f),
+                              (float)fmin((double)(top - now) / (double)drawdown_scale, 1.0));
+
+        row[b] = r; position[b] = pos; target[b] = goal; pending_row[b] = pending; trail[b] = stop;
+        episode_row[b] = age; hold_rows[b] = held; end_row[b] = final_row; done[b] = (i8)over;
+        cash[b] = money; equity[b] = now; peak[b] = top; entry_cash[b] = entry; best[b] = touch + side * given_back;
+        valid[b] = running; ordered[b] = is_order; action_done[b] = (i8)chosen;
+        closed[b] = leaves; closed_pnl[b] = pnl; closed_rows[b] = rows_held; closed_lots[b] = lots_closed;
+        filled[b] = (int)traded; fee_paid[b] = fees; spread_paid[b] = spread;
+    }
+}

@@ -1,0 +1,64 @@
+// Phase 1: a warp a lane, every thread reading the step count as it was; phase 2 advances it. The step just staged is
+// read from staging, never from the ring row that it is being written to.
+#include "common.cuh"
+#include "block.cuh"
+
+#define ARGS                                                                                                       \
+    const int *row, const float *private, const float *h_prev, const u8 *mask, const int *action,                  \
+        const float *reward, const i8 *valid, const i8 *done, int *ring_row, float *ring_private,                  \
+        float *ring_h_prev, u8 *ring_mask, int *ring_action, float *ring_reward, i8 *ring_valid, i8 *ring_done,    \
+        i64 *pushed, const float *max_priority, int *to_row, float *to_private, float *to_h_prev, int *to_action,  \
+        float *to_rewards, int *to_n_used, u8 *to_terminal, int *to_next_row, float *to_next_private,              \
+        float *to_next_h_prev, u8 *to_next_mask, float *priority, const int B, const int P, const int H,           \
+        const int A, const int n1, const int C, const int n
+
+extern "C" __global__ void nstep_write(ARGS) {
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const i64 step = pushed[0];
+    const int at = (int)(step % n1);
+    const int start = (int)((step - n + n1) % n1);  // never `at`: the ring holds one row more than n
+    const i64 first = step < n ? 0 : (step - n) * B % C;  // B divides C, so the block never wraps
+    for (i64 b = (i64)blockIdx.x * warps + threadIdx.x / 32; b < B; b += (i64)gridDim.x * warps) {
+        const i64 here = (i64)at * B + b, from = (i64)start * B + b, slot = first + b;
+        copy_row(ring_h_prev + here * H, h_prev + b * H, H, lane, 32);
+        copy_row(ring_private + here * P, private + b * P, P, lane, 32);
+        copy_row(ring_mask + here * A, mask + b * A, A, lane, 32);
+        if (lane == 0) {
+            ring_row[here] = row[b];
+            ring_action[here] = action[b];
+            ring_reward[here] = reward[b];
+            ring_valid[here] = valid[b];
+            ring_done[here] = done[b];
+        }
+        if (step < n) continue;
+
+        // The n steps from `start` on lie in the ring; every thread of the warp walks them.
+        int used = 0, terminal = 0;
+        bool going = true;
+        for (int i = 0; i < n; ++i) {
+            const i64 j = (i64)((start + i) % n1) * B + b;
+            const int end = ring_done[j];
+            if (lane == 0) to_rewards[slot * n + i] = going ? ring_reward[j] : 0.0f;
+            used += going;
+            terminal |= going && end == 2;
+            going = going && end == 0;
+        }
+        const bool staged = used == n;
+        const i64 last = staged ? b : (i64)((start + used) % n1) * B + b;
+        copy_row(to_h_prev + slot * H, ring_h_prev + from * H, H, lane, 32);
+        copy_row(to_private + slot * P, ring_private + from * P, P, lane, 32);
+        copy_row(to_next_h_prev + slot * H, (staged ? h_prev : ring_h_prev) + last * H, H, lane, 32);
+        copy_row(to_next_private + slot * P, (staged ? private : ring_private) + last * P, P, lane, 32);
+        copy_row(to_next_mask + slot * A, (staged ? mask : ring_mask) + last * A, A, lane, 32);
+        if (lane == 0) {
+            to_row[slot] = ring_row[from];
+            to_action[slot] = ring_action[from];
+            to_n_used[slot] = used;
+            to_terminal[slot] = (u8)terminal;
+            to_next_row[slot] = (staged ? row : ring_row)[last];
+            priority[slot] = ring_valid[from] ? max_priority[0] : (float)NEVER;
+        }
+    }
+}
+
+extern "C" __global__ void nstep_write_finish(ARGS) { pushed[0] += 1; }

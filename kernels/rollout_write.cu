@@ -1,0 +1,36 @@
+// Phase 1 writes the rows, every thread reading the counters as they were; phase 2 moves the counters.
+#include "common.cuh"
+#include "block.cuh"
+
+#define ARGS                                                                                                       \
+    const int *row, const float *private, const float *h_prev, const u8 *mask, const float *value,                \
+        const int *action, const float *log_mu, const float *reward, const i8 *valid, const i8 *done,              \
+        const int *length, i64 *active, i64 *filled, float *bootstrap, int *to_row, float *to_private,             \
+        float *to_h_prev, u8 *to_mask, float *to_value, int *to_action, float *to_log_mu, float *to_reward,        \
+        i8 *to_valid, i8 *to_done, const int B, const int P, const int H, const int A, const int TM
+
+extern "C" __global__ void rollout_write(ARGS) {
+    const bool full = filled[0] == length[active[0]];
+    const i64 buffer = full ? 1 - active[0] : active[0];
+    const i64 at = (buffer * TM + (full ? 0 : filled[0])) * B;  // first lane's place in the [2, TM, B] arrays
+    const i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
+    copy_row(to_h_prev + at * H, h_prev, (i64)B * H, t, threads);
+    copy_row(to_private + at * P, private, (i64)B * P, t, threads);
+    copy_row(to_mask + at * A, mask, (i64)B * A, t, threads);
+    FOR_EACH(b, B) {
+        to_row[at + b] = row[b];
+        to_value[at + b] = value[b];
+        to_action[at + b] = action[b];
+        to_log_mu[at + b] = log_mu[b];
+        to_reward[at + b] = reward[b];
+        to_valid[at + b] = valid[b];
+        to_done[at + b] = done[b];
+        if (full) bootstrap[b] = value[b];
+    }
+}
+
+extern "C" __global__ void rollout_write_finish(ARGS) {
+    const bool full = filled[0] == length[active[0]];
+    if (full) active[0] = 1 - active[0];
+    filled[0] = full ? 1 : filled[0] + 1;
+}
