@@ -131,6 +131,7 @@ class Feed:
                 self.nodes_ready,
                 now=time.time(),
                 silent_after=self.silent_after,
+                kubectl=self.kube.kubectl("").strip(),
             )
 
     # Requests

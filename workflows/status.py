@@ -31,7 +31,7 @@ from workflows.argo_nodes import (
     task_nodes,
     why_ended,
 )
-from workflows.kube import ENDED
+from workflows.kube import ENDED, NAMESPACE
 from workflows.pod_state import (
     NODE_ID,
     annotation,
@@ -152,12 +152,12 @@ def build(
     nodes_ready: Mapping[str, bool | None] | None = None,
     now: float = 0.0,
     silent_after: float = SILENT_AFTER,
-    heal_after: float = HEAL_AFTER,
+    kubectl: str = "kubectl",
 ) -> Study:
     """The whole study.
 
     pods: by pod name. reasons: by pod name, what events say of a waiting pod. nodes_ready: by node name for nodes that
-    were looked at; False is lost, None may not be read.
+    were looked at; False is lost, None may not be read. kubectl: how commands that a person may type begin.
     """
     metadata, status, spec = workflow["metadata"], workflow.get("status") or {}, workflow.get("spec") or {}
     study = Study(
@@ -178,7 +178,9 @@ def build(
         pod = (pods or {}).get(task.attempts[-1].pod) if task.attempts else None
         _add_pod(task, pod, study, (logs or {}), (reasons or {}), now)
         if pod is not None and task.phase not in OVER:
-            task.trouble = _trouble(task, pod, nodes_ready or {}, now, silent_after, heal_after)
+            task.trouble = _trouble(task, pod, nodes_ready or {}, now, silent_after, kubectl)
+            if task.trouble:
+                task.rate = task.eta_s = None
     study.tasks.sort(key=_place)
     study.trouble = _not_taken_up(study, status, now)
     return study
@@ -273,20 +275,21 @@ def _add_log(task: Task, log: PodLog | None, now: float) -> None:
 
 
 def _trouble(
-    task: Task, pod: Tree, nodes_ready: Mapping[str, bool | None], now: float, silent_after: float, heal_after: float
+    task: Task, pod: Tree, nodes_ready: Mapping[str, bool | None], now: float, silent_after: float, kubectl: str
 ) -> Trouble | None:
-    name, node = pod["metadata"]["name"], task.node
+    name, node = f"{pod['metadata']['name']} -n {pod['metadata'].get('namespace', '')}", task.node
     dead = main_dead_for(pod, now)
-    if dead is not None and dead >= heal_after:
+    if dead is not None and dead >= HEAL_AFTER:
         ended = container(pod)["state"]["terminated"]
         text = f"main container dead for {dead:.0f} s (exit {ended.get('exitCode')}), but the pod keeps running"
-        return Trouble("main dead", text, f"kubectl delete pod {name}")
+        return Trouble("main dead", text, f"{kubectl} delete pod {name}")
     if suspicious(pod, now) and nodes_ready.get(node) is not True:
         unsure = "" if nodes_ready.get(node) is False else " seems to be"
         text = f"node {node}{unsure} gone; its pods come back elsewhere only once they are deleted"
-        return Trouble("node gone", text, f"kubectl delete node {node}   (if it stays away)")
+        return Trouble("node gone", text, f"{kubectl} delete node {node}   (if it stays away)")
     if task.silent_s is not None and task.silent_s >= silent_after:
-        return Trouble("silent", f"no heartbeat for {task.silent_s:.0f} s", f"kubectl logs {name} -c main --tail 20")
+        text = f"no heartbeat for {task.silent_s:.0f} s"
+        return Trouble("silent", text, f"{kubectl} logs {name} -c main --tail 20")
     return None
 
 
@@ -294,7 +297,8 @@ def _not_taken_up(study: Study, status: Tree, now: float) -> Trouble | None:
     if status.get("phase") or study.started is None or now - study.started < TAKEN_UP_WITHIN:
         return None
     text = f"no controller has taken up the workflow for {now - study.started:.0f} s"
-    return Trouble("not taken up", text, "python -m workflows.preflight")
+    namespace = "" if study.namespace == NAMESPACE else f" --namespace {study.namespace}"
+    return Trouble("not taken up", text, f"python -m workflows.preflight{namespace}")
 
 
 def exit_code(study: Study) -> int | None:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
 from workflows import status
 from workflows.status import Study, Task
@@ -25,7 +26,7 @@ _BAR = 12
 _FIGURES = ("l_q", "entropy", "wr", "hold_pct")
 _PLAIN_EVERY = 30.0  # seconds between plain lines of a fold that only moved on
 _PAST_SHOWN = 3
-_ENOUGH_FOLDS = 4  # folds that are always shown one by one
+_WIDE, _HEADED = 140, 100  # terminals with room for figures, and where those begin
 
 
 def duration(seconds: float | None) -> str:
@@ -49,7 +50,7 @@ def lines(study: Study, width: int = 100, height: int = 50, now: float = 0.0, fo
     table = [("dim", _HEADINGS)] if study.folds else []
     foot = [("dim", footer)] if footer else []
     room = height - len(head) - len(table) - len(foot)
-    body = _fold_lines(study.folds, room, now)
+    body = _fold_lines(study.folds, room, width)
     return [(style, text[:width].rstrip()) for style, text in [*head, *table, *body, *foot]]
 
 
@@ -81,19 +82,20 @@ def _others(study: Study) -> str:
     return "  " + "   ".join(words)
 
 
-def _fold_lines(folds: list[Task], room: int, now: float) -> list[Line]:
-    """Folds one by one where they fit; else first the done and the waiting ones become one line each."""
-    full = [line for task in folds for line in fold_block(task)]
-    if len(full) <= room or len(folds) <= _ENOUGH_FOLDS:
-        return full
+def _fold_lines(folds: list[Task], room: int, width: int) -> list[Line]:
+    """Folds one by one where they fit; else without their past; else the done and the waiting ones as one line each."""
+    for past in (_PAST_SHOWN, 0):
+        full = [line for task in folds for line in fold_block(task, width, past)]
+        if len(full) <= room:
+            return full
     quiet = [t for t in folds if t.phase in (status.SUCCEEDED, status.PENDING) and not t.trouble]
     loud = [task for task in folds if task not in quiet]
     sums = [("dim", text) for text in _sums(quiet)]
     shown: list[Line] = []
     for number, task in enumerate(sorted(loud, key=lambda t: t.trouble is None)):
-        block = fold_block(task)
+        block = fold_block(task, width, past=0)
         if len(shown) + len(block) + len(sums) + 1 > room:
-            shown.append(("dim", f"  and {len(loud) - number} more folds at work"))
+            shown.append(("dim", f"  and {_count(len(loud) - number, 'more fold')} at work"))
             break
         shown += block
     return [*shown, *sums]
@@ -102,41 +104,54 @@ def _fold_lines(folds: list[Task], room: int, now: float) -> list[Line]:
 def _sums(quiet: list[Task]) -> list[str]:
     done = [task for task in quiet if task.phase == status.SUCCEEDED]
     waiting = [task for task in quiet if task.phase == status.PENDING]
-    words = [f"  ✓ {len(done)} folds done"] if done else []
+    words = [f"  ✓ {_count(len(done), 'fold')} done"] if done else []
     if waiting:
-        words.append(f"  … {len(waiting)} folds wait: {waiting[0].pending}")
+        words.append(f"  … {_count(len(waiting), 'fold')} waiting: {waiting[0].pending}")
     return words
 
 
-def fold_block(task: Task) -> list[Line]:
-    """A fold's line, and under it why it waits, what is wrong with it, why past attempts ended."""
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def fold_block(task: Task, width: int = 100, past: int = _PAST_SHOWN) -> list[Line]:
+    """A fold's line, and under it why it waits, what is wrong with it, why its last `past` attempts ended."""
     style, mark = _MARKS.get(task.phase, ("", "▸"))
     rate = "" if task.rate is None else f"{task.rate:.4g}/s"
-    eta = duration(task.eta_s) if task.phase == status.RUNNING else {status.SUCCEEDED: ""}.get(task.phase, "")
     saved = duration(task.checkpoint_age_s) if task.phase not in status.OVER else ""
     tries = str(len(task.attempts)) if task.attempts else ""
     text = (
-        f"{mark} {task.label:<24.24} {_bar(task):<{_BAR}}  {_steps(task):>15} {rate:>8} {eta:>6} {saved:>6} "
-        f"{tries:>3}  {_where(task)}"
+        f"{mark} {task.label:<24.24} {_bar(task):<{_BAR}}  {_steps(task):>15} {rate:>8} {duration(task.eta_s):>6} "
+        f"{saved:>6} {tries:>3}  {_where(task)}"
     )
+    if width >= _WIDE:
+        text = f"{text:<{_HEADED}}  {_figures(task)}"
     block = [(style, text)]
     if task.pending:
-        block.append(("yellow", f"    waits: {task.pending}"))
+        block += _wrapped("yellow", f"waits: {task.pending}", width)
     if task.phase == status.BACKOFF:
-        block.append(("yellow", f"    attempt {len(task.attempts) + 1} follows: {task.message or 'soon'}"))
+        block += _wrapped("yellow", f"attempt {len(task.attempts) + 1} follows: {task.message or 'soon'}", width)
     if task.trouble:
-        block.append(("bold red", f"    ! {task.trouble.text}"))
-        block.append(("red", f"      type: {task.trouble.todo}"))
-    past = task.past
-    if len(past) > _PAST_SHOWN:
-        block.append(("dim", f"    {len(past) - _PAST_SHOWN} earlier attempts: {_kinds(task)}"))
-    block += [("dim", f"    {past_line(attempt)}") for attempt in past[-_PAST_SHOWN:]]
-    return block
+        block += [*_wrapped("bold red", f"! {task.trouble.text}", width), ("red", f"      type: {task.trouble.todo}")]
+    if not past:
+        return block
+    if len(task.past) > past:
+        block.append(("dim", f"    {len(task.past) - past} earlier attempts: {_kinds(task.past[:-past])}"))
+    return block + [("dim", f"    {past_line(attempt)}") for attempt in task.past[-past:]]
 
 
-def _kinds(task: Task) -> str:
+def _wrapped(style: str, text: str, width: int) -> list[Line]:
+    """At most two lines: schedulers are wordy."""
+    return [(style, f"    {line}") for line in textwrap.wrap(text, max(20, width - 4), max_lines=2, placeholder=" ...")]
+
+
+def _figures(task: Task) -> str:
+    return "  ".join(f"{name} {task.metrics[name]:.3g}" for name in _FIGURES if _shown(task, name))
+
+
+def _kinds(attempts: list[status.Attempt]) -> str:
     counts: dict[str, int] = {}
-    for attempt in task.past[:-_PAST_SHOWN]:
+    for attempt in attempts:
         counts[attempt.why] = counts.get(attempt.why, 0) + 1
     return ", ".join(f"{why} ({count})" if count > 1 else why for why, count in counts.items())
 
@@ -261,7 +276,8 @@ def plain_line(task: Task) -> str:
         words.append(f"ETA {duration(task.eta_s)}")
     if task.checkpoint_age_s is not None and task.phase not in status.OVER:
         words.append(f"saved {duration(task.checkpoint_age_s)} ago")
-    words += [f"{name} {figure(task.metrics[name])}" for name in _FIGURES if _shown(task, name)]
+    if figures := _figures(task):
+        words.append(figures)
     if where := _where(task):
         words.append(where)
     return f"{task.name:<12} {task.phase.lower():<10} {'  '.join(words)}".rstrip()
@@ -269,7 +285,3 @@ def plain_line(task: Task) -> str:
 
 def _shown(task: Task, name: str) -> bool:
     return task.phase == status.RUNNING and isinstance(task.metrics.get(name), int | float)
-
-
-def figure(value: Any) -> str:
-    return f"{value:.4g}"

@@ -41,7 +41,7 @@ class FakeKubernetes:
         self.on_delete: Callable[[str], None] | None = None
         self.watchers: list[tuple[str, queue.Queue[dict[str, Any] | None]]] = []
         self.lock = threading.RLock()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.server = _Server(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
@@ -126,6 +126,13 @@ def matches(tree: dict[str, Any], query: dict[str, str]) -> bool:
     equal = re.sub(r"[^,\s]+ in \([^)]*\)", "", query.get("labelSelector", ""))
     pairs = [part.split("=") for part in equal.split(",") if "=" in part]
     return all(labels.get(key) == value for key, value in pairs)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that cuts a stream off is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(*_)  # type: ignore[arg-type]
 
 
 def _handler(fake: FakeKubernetes) -> type[BaseHTTPRequestHandler]:
@@ -232,7 +239,7 @@ def _handler(fake: FakeKubernetes) -> type[BaseHTTPRequestHandler]:
             def lines() -> Iterator[bytes]:
                 sent = start
                 while True:
-                    have = fake.logs.get(name, [])
+                    have = list(fake.logs.get(name, []))
                     for line in have[sent:]:
                         data = line if stamps else line.partition(b" ")[2]
                         yield data[: len(data) // 2]  # anywhere, also within a character

@@ -16,7 +16,7 @@ import pytest
 from tests.workflows.conftest import Commands, calls
 from workflows import state
 
-COMMANDS = ["submit", "render", "list", "logs", "resubmit", "watch", "gc", "resolve", "summary"]
+COMMANDS = ["submit", "render", "list", "logs", "resubmit", "watch", "gc", "resolve", "summary", "fetch", "stop"]
 RUN = Path("runs") / "alpha-rl-runs"
 
 

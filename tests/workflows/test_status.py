@@ -144,7 +144,7 @@ def trouble(pod, **more):
 def test_main_dead_but_pod_running_only_after_the_grace():
     study, found = trouble(main_dead(NOW - 31))
     assert found.kind == "main dead" and "dead for 31 s (exit 137), but the pod keeps running" in found.text
-    assert found.todo == f"kubectl delete pod {next(iter(study.pods))}"
+    assert found.todo == f"kubectl delete pod {next(iter(study.pods))} -n foxhunt"
     assert trouble(main_dead(NOW - 29))[1] is None
     assert trouble(main_dead(NOW - 500, code=0))[1] is None, "Argo's executor may take long to save what it made"
 

@@ -231,7 +231,7 @@ def test_nothing_is_deleted_unasked(command: Commands, kubernetes: FakeKubernete
         once_watched(kubernetes, lambda: kubernetes.remove("workflows", NAME))
     done = command("watch", "demo", *flags)
     assert not kubernetes.asked("DELETE", "/pods")
-    assert f"type: kubectl delete pod {pod_of(study)}" in done.stdout
+    assert f"delete pod {pod_of(study)} -n foxhunt" in done.stdout
 
 
 def test_healing_that_is_not_allowed_says_so_once(command: Commands, kubernetes: FakeKubernetes) -> None:
@@ -250,7 +250,7 @@ def test_a_lost_node_is_looked_at_and_named(kubernetes: FakeKubernetes, feed: Ca
     kubernetes.put("nodes", node)
     watched = feed()
     found = watched.study().folds[0].trouble
-    assert found is not None and found.text.startswith("node node-a gone") and "kubectl delete node" in found.todo
+    assert found is not None and found.text.startswith("node node-a gone") and "delete node node-a" in found.todo
     for _ in range(5):
         watched.study()
     assert len(kubernetes.asked("GET", "/nodes/")) == 1, "a lost node stays lost for minutes"
