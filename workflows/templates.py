@@ -32,6 +32,7 @@ RETRY_EXPRESSION = (
 CLAIM_MOUNT = "/feature-cache"
 OUTPUTS_MOUNT = "/outputs"
 CACHES_MOUNT = "/caches"
+TOKEN_MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 DISPLAY_NAME = "workflows.argoproj.io/display-name"
 NODE_LOST_SECONDS = 60
 
@@ -182,6 +183,9 @@ def pod(name: str, module: str, args: list[str], *, gpu: bool = False, s3: bool 
             EmptyDirVolume(name="outputs", mount_path=OUTPUTS_MOUNT),
             EmptyDirVolume(name="caches", mount_path=CACHES_MOUNT),
             EmptyDirVolume(name="tmp", mount_path="/tmp"),
+            # Where a container mounts something of its own, no service account's token is put: only the executor's
+            # containers get it, and the trainer has no way to the API server.
+            EmptyDirVolume(name="no-token", mount_path=TOKEN_MOUNT),
         ],
         node_selector={"pool": pool},
         tolerations=tolerations(pool),

@@ -60,7 +60,7 @@ def test_pod_rules(trees: dict[str, Any]) -> None:
             assert "affinity" not in part["retryStrategy"]
             mounted = {m["mountPath"] for m in part["container"]["volumeMounts"]}
             writable = {"/tmp", "/caches", OUTPUTS_MOUNT, "/feature-cache"}
-            assert mounted == writable
+            assert mounted == writable | {"/var/run/secrets/kubernetes.io/serviceaccount"}  # in place of the token
             assert part["nodeSelector"]["pool"] == part["tolerations"][0]["value"]
 
 
@@ -80,6 +80,35 @@ def test_only_training_takes_a_gpu(trees: dict[str, Any]) -> None:
         if "nvidia.com/gpu" in json.dumps(p["container"].get("resources", {}))
     ]
     assert with_gpu == ["train"]
+
+
+def test_only_readers_of_market_data_get_the_s3_secret(trees: dict[str, Any]) -> None:
+    wanted = [{"secretRef": {"name": "{{workflow.parameters.s3-secret}}", "optional": True}}]
+    for tree in trees.values():
+        given = {p["name"]: p["container"].get("envFrom") for p in pods(tree)}
+        assert {name for name, value in given.items() if value} == {"resolve", "precompute"}
+        assert all(value in (None, wanted) for value in given.values())
+
+
+def test_a_pod_learns_who_it_is_and_how_the_last_one_ended(trees: dict[str, Any]) -> None:
+    for tree in trees.values():
+        for part in pods(tree):
+            env = {e["name"]: e.get("value") for e in part["container"]["env"]}
+            assert env["FOXHUNT_WORKFLOW"] == "{{workflow.uid}}" and env["FOXHUNT_RETRIES"] == "{{retries}}"
+            assert env["FOXHUNT_IMAGE"] == "{{workflow.parameters.image}}"
+            assert {"FOXHUNT_LAST_EXIT_CODE", "FOXHUNT_LAST_STATUS", "FOXHUNT_LAST_MESSAGE"} < env.keys()
+            memory = json.loads(part["podSpecPatch"])["containers"][0]["resources"]["limits"]["memory"]
+            assert "lastRetry?.exitCode in ['77', '137'] ? 2 : 1" in memory
+
+
+def test_a_fold_leaves_metrics_and_result_as_files_that_the_page_can_show(trees: dict[str, Any]) -> None:
+    (train,) = (p for p in pods(trees["alpha-rl"]) if p["name"] == "train")
+    files = {a["name"]: a for a in train["outputs"]["artifacts"]}
+    assert {name: a["path"] for name, a in files.items()} == {
+        "metrics": f"{OUTPUTS_MOUNT}/metrics.jsonl",
+        "fold-result": f"{OUTPUTS_MOUNT}/fold_result.json",
+    }
+    assert all(a["archive"] == {"none": {}} and a["optional"] for a in files.values())
 
 
 def test_gate_and_report_are_the_leaves(trees: dict[str, Any]) -> None:
