@@ -111,6 +111,8 @@ def why_ended(code: int | None, message: str, phase: str = FAILED) -> str:
     low = message.lower()
     if "oomkilled" in low:
         return "out of memory, killed by the kernel (exit 137)"
+    if "shutdown with strategy" in low:
+        return "stopped"
     if "deadline" in low:
         return f"attempt deadline reached{f' (exit {code})' if code else ''}"
     if code is not None and code in _MEANING and phase != ERROR:

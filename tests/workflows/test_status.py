@@ -79,6 +79,7 @@ def test_trained_to_the_end_is_evaluating():
         ({"phase": "Error", "message": "pod deleted"}, "pod deleted"),
         ({"phase": "Failed", "message": "Pod was active on the node longer than the specified deadline"}, "deadline"),
         ({"phase": "Failed", "message": "The node was low on resource: memory."}, "low on resource"),
+        ({"phase": "Failed", "message": "workflow shutdown with strategy:  Stop"}, "stopped"),
         ({"phase": "Error"}, "error"),
     ],
 )
