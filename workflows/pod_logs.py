@@ -27,7 +27,7 @@ class LogReader:
             return False
         self.newest, self.log.seen = stamp, at
         if metrics := metrics_of(text):
-            self.log.metrics = metrics
+            self.log.metrics = {**self.log.metrics, **metrics}  # a sign of life moves the step and keeps the figures
             age = metrics.get("checkpoint_age_s")
             if isinstance(age, int | float):
                 self.log.checkpoint_step, self.log.checkpoint_time = metrics.get("checkpoint_step"), at - age
@@ -40,8 +40,8 @@ class LogReader:
         return False
 
 
-def metrics_of(text: str) -> dict[str, Any]:
-    """A metric line of ours; {} for anything else, such as the executor's own JSON lines."""
+def our_line(text: str) -> dict[str, Any]:
+    """A metric line or a sign of life of ours; {} for anything else, such as the executor's own JSON lines."""
     if not text.startswith("{"):
         return {}
     try:
@@ -55,7 +55,7 @@ def is_executors(text: str) -> bool:
     """A line that Argo's executor wrote into our log before our process started (logfmt or JSON, by version)."""
     if text.startswith("time=") and " level=" in text and " msg=" in text:
         return True
-    return text.startswith("{") and '"level"' in text and '"msg"' in text and not metrics_of(text)
+    return text.startswith("{") and '"level"' in text and '"msg"' in text and not our_line(text)
 
 
 def open_stream(kube: Kube, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
