@@ -26,8 +26,12 @@ class LogReader:
         if at is None or stamp <= self.newest:
             return False
         self.newest, self.log.seen = stamp, at
-        if metrics := metrics_of(text):
-            self.log.metrics = {**self.log.metrics, **metrics}  # a sign of life moves the step and keeps the figures
+        if told := our_line(text):
+            self.log.step, self.log.total = told["step"], told.get("total", self.log.total)
+            self.log.doing = str(told.get("heartbeat", "training"))
+            self.log.stepped = at - float(told.get("step_age_s") or 0.0)
+            metrics = {} if "heartbeat" in told else told
+            self.log.metrics = metrics or self.log.metrics  # a sign of life moves the step and keeps the figures
             age = metrics.get("checkpoint_age_s")
             if isinstance(age, int | float):
                 self.log.checkpoint_step, self.log.checkpoint_time = metrics.get("checkpoint_step"), at - age

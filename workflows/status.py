@@ -69,7 +69,7 @@ class Attempt:
 
 @dataclass
 class Trouble:
-    """What does not cure itself: `main dead`, `node gone`, `silent` or `not taken up`, in words, with what to type."""
+    """What does not cure itself, in words, with what to type: main dead, node gone, silent, stuck, not taken up."""
 
     kind: str
     text: str
@@ -78,10 +78,14 @@ class Trouble:
 
 @dataclass
 class PodLog:
-    """What a pod's log said last. `seen` is the time of its newest line, ours or not."""
+    """What a pod's log said last. `seen`: time of its newest line, ours or not; `stepped`: time of its last step."""
 
     seen: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    total: int | None = None
+    doing: str = ""  # starting, training or judging
+    stepped: float | None = None
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
 
@@ -102,7 +106,8 @@ class Task:
     eta_s: float | None = None
     checkpoint_step: int | None = None
     checkpoint_age_s: float | None = None
-    silent_s: float | None = None
+    silent_s: float | None = None  # since its last line, of whatever kind
+    stuck_s: float | None = None  # since its last step, as its signs of life say
     node: str = ""
     pending: str = ""
     attempts: list[Attempt] = field(default_factory=list)
@@ -234,40 +239,44 @@ def _add_pod(
         _add_log(task, logs.get(attempt.pod), now)
     if task.total is None and task.task == TRAIN and study.parameters.get("n-steps", "").isdecimal():
         task.total = int(study.parameters["n-steps"])
-    alive = task.phase not in OVER and task.phase != BACKOFF
-    if pod is not None and alive:
+    log = (logs.get(task.attempts[-1].pod) if task.attempts else None) or PodLog()
+    if pod is not None and task.phase not in (*OVER, BACKOFF):
         task.node = str((pod.get("spec") or {}).get("nodeName") or "")
         task.attempts[-1].node = task.node or task.attempts[-1].node
-        if study.shutdown or pod["metadata"].get("deletionTimestamp"):
+        if pod["metadata"].get("deletionTimestamp") or study.shutdown:
             task.phase = SAVING if task.phase == RUNNING else task.phase
+        if task.phase == RUNNING:
+            heard = log.seen or main_started(pod)
+            task.silent_s = None if heard is None else max(0.0, now - heard)
+            stuck = log.doing == "training" and log.stepped is not None
+            task.stuck_s = max(0.0, now - (log.stepped or now)) if stuck else None
     elif task.attempts:
         task.node = task.attempts[-1].node
     if task.phase == PENDING:
-        task.pending = pending_reason(
-            pod, reasons.get(task.attempts[-1].pod, "") if task.attempts else "", task.message
-        )
-    if task.phase == RUNNING and task.step is not None and task.total is not None and task.step >= task.total > 0:
-        task.phase = EVALUATING
+        event = reasons.get(task.attempts[-1].pod, "") if task.attempts else ""
+        task.pending = pending_reason(pod, event, task.message)
+    _add_progress(task, log)
+
+
+def _add_progress(task: Task, log: PodLog) -> None:
+    """What follows from steps, rate and phase."""
+    if task.phase == RUNNING and (log.doing == "judging" or 0 < (task.total or 0) <= (task.step or 0)):
+        task.phase, task.stuck_s = EVALUATING, None
     if task.phase != RUNNING:
         task.rate = task.eta_s = None
     elif task.rate and task.total is not None and task.step is not None:
         task.eta_s = max(0.0, (task.total - task.step) / task.rate)
-    if alive and pod is not None and task.phase in (RUNNING, EVALUATING):
-        log = logs.get(task.attempts[-1].pod)
-        heard = (log.seen if log else None) or main_started(pod)
-        task.silent_s = None if heard is None else max(0.0, now - heard)
-    if task.phase in OVER and task.phase == SUCCEEDED:
-        task.step = task.total if task.total is not None else task.step
+    if task.phase == SUCCEEDED and task.total is not None:
+        task.step = task.total
 
 
 def _add_log(task: Task, log: PodLog | None, now: float) -> None:
     if log is None:
         return
+    if log.step is not None and log.doing != "starting":
+        task.step, task.total = log.step, log.total or task.total
     if log.metrics:
         task.metrics = log.metrics
-        task.step = int(log.metrics["step"])
-        if isinstance(total := log.metrics.get("total"), int):
-            task.total = total
         rate = log.metrics.get("sps")
         task.rate = float(rate) if isinstance(rate, int | float) else None
     if log.checkpoint_time is not None:
@@ -290,6 +299,9 @@ def _trouble(
     if task.silent_s is not None and task.silent_s >= silent_after:
         text = f"no heartbeat for {task.silent_s:.0f} s"
         return Trouble("silent", text, f"{kubectl} logs {name} -c main --tail 20")
+    if task.stuck_s is not None and task.stuck_s >= silent_after:
+        text = f"alive, but no step for {task.stuck_s:.0f} s"
+        return Trouble("stuck", text, f"{kubectl} delete pod {name}   (it saves and goes on elsewhere)")
     return None
 
 

@@ -37,7 +37,7 @@ class JsonLines:
 
     def show(self, study: Study, footer: str) -> None:
         tree = study.to_dict()
-        moving = ("silent_s", "checkpoint_age_s", "eta_s", "text")  # what changes with the clock alone
+        moving = ("silent_s", "stuck_s", "checkpoint_age_s", "eta_s", "text")  # what changes with the clock alone
         still = json.dumps(tree, default=str) if study.over else repr(_without(tree, moving))
         if still == self.last and time.monotonic() - self.said < _JSON_EVERY:
             return

@@ -25,8 +25,8 @@ def fold(study: Study, **more):
 
 
 def log(step=500, total=None, sps=100.0, seen=NOW - 5, **more):
-    metrics = {"step": step, "attempt": 0, "sps": sps, **({"total": total} if total else {})}
-    return PodLog(seen=seen, metrics=metrics, **more)
+    metrics = {"step": step, "attempt": 0, "sps": sps}
+    return PodLog(seen=seen, metrics=metrics, step=step, total=total, doing="training", stepped=seen, **more)
 
 
 def test_a_running_fold_step_rate_eta_and_checkpoint_age():
@@ -180,6 +180,18 @@ def test_no_heartbeat():
     assert fold(study, logs={pod: log(seen=NOW - 10)}).trouble is None
     assert fold(study).trouble.text == "no heartbeat for 500 s", "nothing said since its start"
     assert fold(study, silent_after=600).trouble is None
+
+
+def test_alive_without_a_step():
+    study = Study().task("train", [{"pod": running(since=NOW - 500)}], fold=0)
+    pod = next(iter(study.pods))
+    beat = PodLog(seen=NOW - 5, step=500, total=1000, doing="training", stepped=NOW - 200)
+    assert fold(study, logs={pod: beat}).trouble.text == "alive, but no step for 200 s"
+    judging = PodLog(seen=NOW - 5, step=900, total=1000, doing="judging", stepped=NOW - 2000)
+    task = fold(study, logs={pod: judging})
+    assert (task.phase, task.trouble) == ("Evaluating", None)
+    starting = PodLog(seen=NOW - 5, step=0, total=1000, doing="starting", stepped=NOW - 2000)
+    assert (fold(study, logs={pod: starting}).step, fold(study, logs={pod: starting}).trouble) == (None, None)
 
 
 def test_a_workflow_nobody_takes_up():

@@ -29,7 +29,7 @@ def busy() -> status.Study:
     study.task("train", [{"phase": "Pending", "pod": unschedulable()}], fold=1)
     study.task("train", [{"host": "gpu-b", "pod": main_dead(NOW - 40)}], fold=2)
     metrics = {"step": 15250, "attempt": 2, "sps": 151.3, "l_q": 2.345, "wr": 0.5}
-    log = PodLog(NOW - 3, metrics, checkpoint_step=15000, checkpoint_time=NOW - 42)
+    log = PodLog(NOW - 3, metrics, 15250, None, "training", NOW - 3, checkpoint_step=15000, checkpoint_time=NOW - 42)
     return status.build(study.tree, study.pods, {next(iter(study.pods)): log}, now=NOW)
 
 

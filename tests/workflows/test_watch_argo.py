@@ -15,7 +15,7 @@ from workflows import feed as feeds
 from workflows import status
 from workflows.feed import Feed
 from workflows.kube import ClusterError, Kube
-from workflows.pod_logs import LogReader, is_executors, metrics_of, split_lines
+from workflows.pod_logs import LogReader, is_executors, our_line, split_lines
 from workflows.status import PodLog
 
 EXECUTOR = '{"time":"2026-11-30T00:00:00Z","level":"INFO","msg":"waiting for signals","step":1}'
@@ -349,9 +349,9 @@ def test_a_cluster_that_is_gone(command: Commands, kubernetes: FakeKubernetes) -
 
 
 def test_metric_lines_and_others() -> None:
-    assert metrics_of(metric(5))["step"] == 5
+    assert our_line(metric(5))["step"] == 5
     for text in (EXECUTOR, "{", "[1]", '{"step": "x", "attempt": 0}', "03:03:14 [info] training", '{"step": 5}', ""):
-        assert metrics_of(text) == {}
+        assert our_line(text) == {}
     assert is_executors(EXECUTOR.replace(',"step":1', "")) and not is_executors(metric(5))
     assert is_executors('time="2026-11-30T00:00:00.000Z" level=INFO msg="waiting for signals"')
 
@@ -361,6 +361,9 @@ def test_a_log_readers_memory() -> None:
     assert reader.feed("1970-01-01T00:01:40.5Z " + metric(5, checkpoint_step=3, checkpoint_age_s=20))
     assert (reader.log.checkpoint_step, reader.log.checkpoint_time, reader.log.seen) == (3, 80.5, 100.5)
     assert not reader.feed("1970-01-01T00:01:39Z " + metric(1)), "read before"
+    beat = {"fold": 0, "heartbeat": "training", "step": 7, "total": 90, "attempt": 0, "step_age_s": 4.0}
+    assert reader.feed("1970-01-01T00:01:44Z " + json.dumps(beat))
+    assert (reader.log.step, reader.log.total, reader.log.doing, reader.log.stepped) == (7, 90, "training", 100)
     assert reader.log.metrics["step"] == 5
     assert reader.feed("1970-01-01T00:01:50Z 00:01:50 [info     ] checkpoint saved path=/x.bin seconds=0.1 step=60")
     assert (reader.log.checkpoint_step, reader.log.checkpoint_time) == (60, 110)
