@@ -148,7 +148,7 @@ def run(kube: Kube, template: str, asked: dict[str, str], command: list[str], ho
         print(json.dumps(told(kube, settled, name)), flush=True)
     else:
         print(f"workflow {name} created", flush=True)
-    return follow(kube, name) if how.watch else say_next(kube, name, how)
+    return follow(kube, name, how.as_json) if how.watch else say_next(kube, name, how)
 
 
 def dry_run(kube: Kube, body: dict[str, Any], how: How, note: str) -> int:
@@ -203,13 +203,13 @@ def say_next(kube: Kube, name: str, how: How) -> int:
     return 0
 
 
-def follow(kube: Kube, name: str) -> int:
+def follow(kube: Kube, name: str, as_json: bool) -> int:
     """Hands over to `watch`; Ctrl-C ends the watching, not the workflow."""
     from workflows import watch
     from workflows.argo import INTERRUPTED_BY_HAND
 
     try:
-        return watch.follow(kube, name)
+        return watch.follow(kube, name, as_json=as_json)
     except KeyboardInterrupt:
         print(f"\nworkflow {name} goes on without this terminal", file=sys.stderr)
         print(f"watch it: python -m workflows.watch {name}{kube.flags()}", file=sys.stderr)

@@ -269,17 +269,17 @@ def test_cluster_flags_mean_nothing_here(command: Commands, flag: tuple[str, ...
 def test_watch_takes_over(command: Commands, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def follow(kube: Any, name: str) -> int:
-        seen.append((kube.namespace, name))
+    def follow(kube: Any, name: str, as_json: bool) -> int:
+        seen.append((kube.namespace, name, as_json))
         return 3
 
     monkeypatch.setattr(watch, "follow", follow)
     assert command("submit", *DATA, "--watch").returncode == 3
-    assert seen == [("foxhunt", created(api)[0]["metadata"]["name"])]
+    assert seen == [("foxhunt", created(api)[0]["metadata"]["name"], False)]
 
 
 def test_ctrl_c_leaves_the_workflow_alone(command: Commands, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(kube: Any, name: str) -> int:
+    def interrupted(kube: Any, name: str, as_json: bool) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(watch, "follow", interrupted)

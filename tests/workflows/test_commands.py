@@ -17,6 +17,7 @@ from tests.workflows.conftest import Commands, calls
 from workflows import state
 
 COMMANDS = ["submit", "render", "list", "logs", "resubmit", "watch", "gc", "resolve", "summary", "fetch", "stop"]
+COMMANDS += ["precompute", "preflight"]
 RUN = Path("runs") / "alpha-rl-runs"
 
 
