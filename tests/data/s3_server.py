@@ -17,9 +17,11 @@ class FakeS3:
 
     def __init__(self, buckets: dict[str, dict[str, bytes]]):
         self.buckets, self.requests = buckets, []
+        self.modified = formatdate(usegmt=True)
         self.refuse: dict[str, tuple[int, str]] = {}  # key -> (status, code)
         self.cut = 0  # bytes after which the next answers to GET break off; 0: never
         self.cuts = 0  # how many answers do
+        self.etags = True  # False: a store that has none for files put into its folder by hand
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -68,7 +70,8 @@ class FakeS3:
                 if self.headers.get("If-Match", etag) != etag:
                     return self.error(412, "PreconditionFailed")
                 first = int((self.headers.get("Range") or "bytes=0-")[6:-1])
-                self.send(206 if first else 200, data[first:], {"ETag": etag, "Last-Modified": formatdate(usegmt=True)})
+                known = {"ETag": etag} if fake.etags else {}
+                self.send(206 if first else 200, data[first:], {**known, "Last-Modified": fake.modified})
 
             def listing(self, bucket: str, query: dict[str, list[str]]) -> None:
                 prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
@@ -96,7 +99,7 @@ class FakeS3:
                 self.end_headers()
                 if self.command == "HEAD":
                     return
-                if fake.cuts and status in (200, 206) and "ETag" in headers:
+                if fake.cuts and status in (200, 206) and "Last-Modified" in headers:
                     fake.cuts -= 1
                     self.wfile.write(body[: fake.cut])
                     self.close_connection = True

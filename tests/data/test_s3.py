@@ -140,7 +140,11 @@ def test_a_torn_part_of_a_dead_process_is_swept(server, tmp_path):
         ("s3://nowhere/es/", DataError, "no bucket 'nowhere'"),
         ("s3://void/", DataError, r"no market data below this prefix \(0 objects\)"),
         ("s3://market/es/empty.csv", DataError, "the object is empty"),
-        ("s3://market/es/no.csv", UsageError, "access denied\nthese credentials need s3:GetObject on bucket market"),
+        (
+            "s3://market/es/no.csv",
+            UsageError,
+            "access denied\nthese credentials are wrong, or need s3:GetObject on bucket market",
+        ),
         ("s3://market", DataError, "not an S3 address"),
         ("s3:///key", DataError, "not an S3 address"),
     ],
@@ -206,6 +210,14 @@ def test_the_request_asks_for_the_very_version_that_was_looked_up(aws, tmp_path)
         (path,) = s3.fetch_inputs(["s3://b0b/a/k"], tmp_path, client)
         stub.assert_no_pending_responses()
     assert open(path).read() == "abc"
+
+
+def test_a_store_without_etags_is_known_by_time(server, tmp_path):
+    server.etags = False
+    (path,) = s3.fetch_inputs(["s3://market/es/big.dbn"], tmp_path)
+    assert open(path, "rb").read() == DATA
+    known, why = s3.identity(["s3://market/es/big.dbn"])
+    assert known.startswith(f"s3://market/es/big.dbn:{len(DATA)}:20") and not why
 
 
 def test_a_full_disk_says_so(server, tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
 """`s3://bucket/key` and `s3://bucket/prefix/` as files: downloaded once into `<cache>/inputs/`, by any S3 endpoint.
 
 Credentials, region and endpoint are boto3's own (AWS_ACCESS_KEY_ID, AWS_PROFILE, a pod's identity; AWS_ENDPOINT_URL).
-A file's folder is named by a hash of ETag, size and address, so a changed object is another file, and a complete one is
-there under its own name or not at all: two pods at once end with one valid file.
+A file's folder is named by a hash of version (ETag), size and address, so a changed object is another file; a complete
+one is there under its own name or not at all, so two pods at once end with one valid file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class S3Object:
     bucket: str
     key: str
     size: int  # bytes
-    etag: str  # as the server gives it, with its quotes
+    version: str  # its ETag in quotes; where the server has none, when it was last modified
 
     @property
     def uri(self) -> str:
@@ -50,7 +50,7 @@ class S3Object:
 
     def place(self, cache: Path) -> Path:
         """Where the file lies in the cache."""
-        identity = "\n".join((self.etag, str(self.size), self.uri))
+        identity = "\n".join((self.version, str(self.size), self.uri))
         return cache / "inputs" / hashlib.sha256(identity.encode()).hexdigest()[:32] / self.name
 
 
@@ -87,7 +87,7 @@ def identity(uris: Sequence[str | Path], client: Any = None) -> tuple[str, str]:
         client = client or make_client(patient=False)
         for i, uri in enumerate(texts):
             if is_s3(uri):
-                texts[i] = " ".join(f"{one.uri}:{one.size}:{one.etag.strip(chr(34))}" for one in find(client, uri))
+                texts[i] = " ".join(f"{one.uri}:{one.size}:{one.version}".replace('"', "") for one in find(client, uri))
     except FoxhuntError as error:
         return known, str(error).splitlines()[0]
     return ",".join(texts), ""
@@ -138,11 +138,11 @@ def find(client: Any, uri: str) -> list[S3Object]:
         head = _translated(lambda: client.head_object(Bucket=bucket, Key=key), uri)
         if not head["ContentLength"]:
             raise DataError(f"{uri}: the object is empty\nput it there again")
-        return [S3Object(bucket, key, int(head["ContentLength"]), str(head["ETag"]))]
+        return [S3Object(bucket, key, int(head["ContentLength"]), _version(head))]
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
     found = _translated(lambda: [item for page in pages for item in page.get("Contents", [])], uri)
     objects = [
-        S3Object(bucket, item["Key"], int(item["Size"]), str(item["ETag"]))
+        S3Object(bucket, item["Key"], int(item["Size"]), _version(item))
         for item in sorted(found, key=lambda item: str(item["Key"]))
         if item["Size"] and not _NOT_DATA.search(item["Key"])
     ]
@@ -150,6 +150,11 @@ def find(client: Any, uri: str) -> list[S3Object]:
         raise DataError(f"{uri}: no market data below this prefix ({len(found)} objects)\ncheck bucket and prefix")
     log.info("objects below the prefix", uri=uri, files=len(objects), skipped=len(found) - len(objects))
     return objects
+
+
+def _version(answer: Any) -> str:
+    # Listings may know parts of a second that other answers don't.
+    return str(answer.get("ETag") or answer["LastModified"].replace(microsecond=0).isoformat())
 
 
 def fetch(client: Any, what: S3Object, cache: Path) -> Path:
@@ -183,11 +188,13 @@ def _download(client: Any, what: S3Object, file: BinaryIO) -> None:
     broken = 0
     while file.tell() < what.size:
         before = file.tell()
-        asked = {"Bucket": what.bucket, "Key": what.key, "IfMatch": what.etag}
+        asked = {"Bucket": what.bucket, "Key": what.key}
+        if what.version.endswith('"'):
+            asked["IfMatch"] = what.version
         if before:
             asked["Range"] = f"bytes={before}-"
         answer = _translated(lambda asked=asked: client.get_object(**asked), what.uri)  # type: ignore[misc]
-        if answer["ETag"] != what.etag:
+        if _version(answer) != what.version:
             raise _changed(what.uri)
         with suppress(IncompleteReadError, ResponseStreamingError, HTTPClientError), closing(answer["Body"]) as body:
             for block in iter(lambda body=body: body.read(_BLOCK), b""):  # type: ignore[misc]
@@ -266,7 +273,7 @@ def _of_answer(error: Any, uri: str) -> FoxhuntError:
             return UsageError(f"{uri}: S3 refuses the credentials ({code})\n{_CREDENTIALS}")
         case "AccessDenied" | "403" | "AllAccessDisabled" | "Forbidden":
             needed = "s3:GetObject" if key and not key.endswith("/") else "s3:ListBucket and s3:GetObject"
-            return UsageError(f"{uri}: access denied\nthese credentials need {needed} on bucket {bucket}")
+            return UsageError(f"{uri}: access denied\nthese credentials are wrong, or need {needed} on bucket {bucket}")
     if status >= 500 or status == 429 or code in ("SlowDown", "Throttling", "RequestTimeout", "InternalError"):
         return Interrupted(f"{uri}: S3 answers {code or status}\nrun the same command again")
     return DataError(f"{uri}: S3 answers {_one_line(error)}\ncheck the address and the AWS_... settings")
