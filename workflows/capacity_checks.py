@@ -9,6 +9,7 @@ from typing import Any
 
 from workflows.errors import nearest
 from workflows.findings import Finding, Scope, State, Unreadable, readable
+from workflows.install_checks import fill
 from workflows.kube import ClusterError
 
 GPU = "nvidia.com/gpu"
@@ -84,13 +85,8 @@ def _tolerations(scope: Scope, template: str) -> list[dict[str, Any]]:
     """The template's own, with parameters filled in."""
     for part in scope.template["spec"]["templates"]:
         if part["name"] == template:
-            filled = []
-            for toleration in part.get("tolerations", []):
-                value = str(toleration.get("value", ""))
-                for key, text in scope.parameters.items():
-                    value = value.replace(f"{{{{workflow.parameters.{key}}}}}", text)
-                filled.append({**toleration, "value": value})
-            return filled
+            given = part.get("tolerations", [])
+            return [{**t, "value": fill(str(t.get("value", "")), scope.parameters)} for t in given]
     return []
 
 

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from workflows import images
-from workflows.argo import phase_of
+from workflows.argo import is_synthetic, phase_of, refuse_local
+from workflows.errors import UsageError
 from workflows.findings import Finding, Scope, State, Unreadable, readable
 from workflows.kube import GROUP, ClusterError
 
@@ -230,33 +231,65 @@ def account(scope: Scope) -> Iterator[Finding]:
 
 
 def secrets(scope: Scope) -> Iterator[Finding]:
-    """Secrets that the template names: in environments, for images, for artifacts."""
+    """Secrets that the template names: in environments, for images, for artifacts. One for s3:// data may be absent."""
     kube = scope.kube
-    names = sorted(set(secret_names(scope.template["spec"])))
-    for name in names:
-        if readable(partial(kube.call, kube.core.read_namespaced_secret, name, kube.namespace)) is None:
-            todo = kube.kubectl(f"-n {kube.namespace} create secret generic {name} --from-literal=KEY=VALUE")
-            yield Finding("secrets", State.failed, f"no secret {name}", todo)
-        else:
+    named = {fill(name, scope.parameters): optional for name, optional in secret_names(scope.template["spec"])}
+    for name, optional in sorted(named.items()):
+        if readable(partial(kube.call, kube.core.read_namespaced_secret, name, kube.namespace)) is not None:
             yield Finding("secrets", State.ok, f"secret {name}")
-    if not names:
+            continue
+        todo = kube.kubectl(f"-n {kube.namespace} create secret generic {name} --from-literal=KEY=VALUE")
+        if not optional:
+            yield Finding("secrets", State.failed, f"no secret {name}", todo)
+        elif scope.parameter("data").startswith("s3://"):
+            says = f"no secret {name}: s3:// data can only be read where pods have an identity of their own"
+            yield Finding("secrets", State.warning, says, todo)
+        else:
+            yield Finding("secrets", State.ok, f"no secret {name}, and none is needed")
+    if not named:
         yield Finding("secrets", State.ok, "the template names none")
 
 
-def secret_names(tree: Any) -> Iterator[str]:
-    """Names below keys that hold a secret's reference, wherever they are. Optional ones are left out."""
-    keys = ("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret", "imagePullSecrets")
+def fill(text: str, parameters: dict[str, str]) -> str:
+    """`{{workflow.parameters.x}}` by its value."""
+    for name, value in parameters.items():
+        text = text.replace(f"{{{{workflow.parameters.{name}}}}}", value)
+    return text
+
+
+def secret_names(tree: Any) -> Iterator[tuple[str, bool]]:
+    """Name of each secret referred to anywhere below, and whether it may be absent."""
+    keys = ("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret", "imagePullSecrets", "secret")
     if isinstance(tree, dict):
         for key, value in tree.items():
             for one in value if isinstance(value, list) else [value]:
-                if key in keys and isinstance(one, dict) and one.get("name") and not one.get("optional"):
-                    yield str(one["name"])
-                elif key == "secret" and isinstance(one, dict) and one.get("secretName") and not one.get("optional"):
-                    yield str(one["secretName"])
+                name = (one.get("name") or one.get("secretName")) if key in keys and isinstance(one, dict) else None
+                if name:
+                    yield str(name), bool(one.get("optional"))
             yield from secret_names(value)
     elif isinstance(tree, list):
         for one in tree:
             yield from secret_names(one)
+
+
+def data(scope: Scope) -> Iterator[Finding]:
+    """Which market data a study reads, when it says nothing else."""
+    given = scope.parameter("data")
+    if not given:
+        todo = f"name it at each submission with --data, or once: {scope.kube.install_hint().partition(': ')[2]}"
+        yield Finding("data", State.warning, "the cluster has no default data set", f"{todo} --default data=s3://...")
+        return
+    if is_synthetic(given):
+        yield Finding("data", State.ok, f"{given}, which a submission has to ask for")
+        return
+    try:
+        for item in given.split(","):
+            refuse_local(item.strip(), scope.parameter("claim"), scope.kube)
+    except UsageError as error:
+        first, *rest = str(error).splitlines()
+        yield Finding("data", State.failed, first, "; ".join(" ".join(line.split()) for line in rest))
+        return
+    yield Finding("data", State.unknown, f"{given}: only pods can read it; the task resolve looks first")
 
 
 def image(scope: Scope) -> Iterator[Finding]:

@@ -35,11 +35,13 @@ CHECKS: list[tuple[str, Callable[[Scope], Iterable[Finding]]]] = [
     ("secrets", install_checks.secrets),
     ("artifacts", install_checks.artifacts),
     ("image", install_checks.image),
+    ("data", install_checks.data),
 ]
 
 
 def main(
     folds: Annotated[int, typer.Option(help="folds that are to run at once, 1 to 100")] = 3,
+    data: Annotated[str, typer.Option(help="market data; none: the cluster's default")] = "",
     gpu_pool: Annotated[str, typer.Option(help="node pool for training; none: the cluster's template's")] = "",
     cpu_pool: Annotated[str, typer.Option(help="node pool for the rest; none: the cluster's template's")] = "",
     image: Annotated[str, typer.Option(help="image of the pods; none: the template's")] = "",
@@ -58,7 +60,7 @@ def main(
     Example: python -m workflows.preflight --folds 3
     """
     identity.check_folds(folds)
-    given = {"gpu-pool": gpu_pool, "cpu-pool": cpu_pool, "image": image, **name_values(more or [])}
+    given = {"data": data, "gpu-pool": gpu_pool, "cpu-pool": cpu_pool, "image": image, **name_values(more or [])}
     asked = {name: value for name, value in given.items() if value}
     found = check(context, namespace, folds, asked, scales_from_zero)
     show(found, as_json)

@@ -75,7 +75,13 @@ def fit(api: FakeApi) -> FakeApi:
     )
     api.put(f"{CORE}/serviceaccounts/foxhunt")
     api.put(f"{CORE}/configmaps/artifact-repositories")
+    set_default(api, "data", "synthetic:signal=0.75")
     return api
+
+
+def set_default(api: FakeApi, name: str, value: str) -> None:
+    given = api.objects[ALPHA]["spec"]["arguments"]["parameters"]
+    next(p for p in given if p["name"] == name)["value"] = value
 
 
 def findings(command: Commands, *args: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -94,7 +100,7 @@ def findings(command: Commands, *args: str) -> tuple[int, dict[str, dict[str, st
 def test_a_fit_cluster_passes_every_check(command: Commands, fit: FakeApi) -> None:
     code, found = findings(command)
     assert {name: one["state"] for name, one in found.items() if one["state"] != "ok"} == {}
-    assert code == 0 and len(found) == 16
+    assert code == 0 and len(found) == 17
     assert found["gpus"]["says"].endswith("4 of 4 GPUs are free for 3 folds")
     assert {r.method for r in fit.requests if "review" not in r.path} == {"GET"}, "preflight changes nothing"
 
@@ -326,6 +332,21 @@ def test_an_image_nobody_can_vouch_for_is_not_checked(command: Commands, fit: Fa
     assert (code, found["image"]["state"]) == (0, "not checked")
 
 
+def test_data_and_the_secret_it_needs(command: Commands, fit: FakeApi) -> None:
+    set_default(fit, "data", "")
+    code, found = findings(command)
+    assert (code, found["data"]["state"]) == (0, "warning") and "no default data set" in found["data"]["says"]
+    assert found["data"]["todo"].endswith("python -m workflows.render --apply --default data=s3://...")
+    code, found = findings(command, "--data", "s3://market/x.dbn")
+    assert (code, found["data"]["state"], found["secrets"]["state"]) == (0, "not checked", "warning")
+    assert "kubectl -n foxhunt create secret generic foxhunt-s3" in found["secrets"]["todo"]
+    fit.put(f"{CORE}/secrets/foxhunt-s3")
+    assert findings(command, "--data", "s3://market/x.dbn")[1]["secrets"]["state"] == "ok"
+    code, found = findings(command, "--data", "x.dbn")
+    assert code == 2 and "x.dbn: a file of this machine" in found["data"]["says"]
+    assert "aws s3 cp x.dbn s3://BUCKET/x.dbn" in found["data"]["todo"]
+
+
 def test_wrong_parameters(command: Commands, fit: FakeApi) -> None:
     code, found = findings(command, "-p", "memory-mi=12")
     assert code == 2 and "memory-mi 12: out of range" in found["parameters"]["says"]
@@ -379,7 +400,7 @@ def test_plain_lines(command: Commands, fit: FakeApi) -> None:
     lines = command("preflight").stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("failed"))
     assert lines[at].split()[1] == "claim" and lines[at + 1].strip().startswith("-> see why: kubectl -n foxhunt")
-    assert lines[-1] == "15 ok, 1 failed"
+    assert lines[-1] == "16 ok, 1 failed"
 
 
 def test_the_claim_to_create_is_a_claim() -> None:
