@@ -14,6 +14,26 @@ __device__ inline T block_total(T value, T* scratch) {
     return value;
 }
 
+// As block_total, of N values at once: v[i] becomes its sum. `scratch` holds 32 * N values; N is at most 32, and no more
+// than the block has warps.
+template <int N, class T>
+__device__ inline void block_totals(T (&v)[N], T* scratch) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = 0; i < N; ++i) {
+        for (int o = 16; o; o /= 2) v[i] += __shfl_xor_sync(~0u, v[i], o);
+        if (lane == 0) scratch[i * 32 + warp] = v[i];
+    }
+    __syncthreads();
+    if (warp < N) {
+        T sum = lane < blockDim.x / 32 ? scratch[warp * 32 + lane] : T(0);
+        for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+        if (lane == 0) scratch[warp * 32] = sum;  // read before by this warp only
+    }
+    __syncthreads();
+    for (int i = 0; i < N; ++i) v[i] = scratch[i * 32];
+    __syncthreads();
+}
+
 // Largest value of the block; as block_total. A NaN is passed over.
 __device__ inline float block_max(float value, float* scratch) {
     for (int o = 16; o; o /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, o));

@@ -25,21 +25,24 @@ __device__ inline void walk(const Book& book, i64 row, bool buy, i64 lots, i64 f
 
 extern "C" __global__ void env_step(
     const int* __restrict__ action, const i64* __restrict__ step,
-    const int* __restrict__ mid2, const int* __restrict__ fill_row, const int* __restrict__ last,    // [N]
-    const int* __restrict__ bid_px, const int* __restrict__ ask_px,                                  // [N, LV]
-    const int* __restrict__ bid_sz, const int* __restrict__ ask_sz,
-    const int* __restrict__ starts,                                                                  // [S]
-    const int* __restrict__ targets,                                                                 // [A]
-    const int* __restrict__ trail_ticks,                                                             // [4]
-    const i64* __restrict__ fee, const i64* __restrict__ drawdown, const int* __restrict__ episode_rows,
-    const int* __restrict__ limit_row,
-    int* start_row, int* row, int* end_row, int* episode_row, int* position, int* target, int* pending_row,
-    i64* cash, i64* equity, i64* peak, i64* entry_cash, int* best, int* trail, int* hold_rows, i8* done,
-    u8* mask,                                                                                        // [B, A]
-    float* reward, i8* valid,
-    float* private,                                                                                  // [B, 8]
-    i8* ordered, i8* action_done, i8* closed, i64* closed_pnl, int* closed_rows, int* closed_lots, int* filled,
-    i64* fee_paid, i64* spread_paid,
+    const int* __restrict__ mid2, const int* __restrict__ fill_row, const int* __restrict__ last,  // [N]
+    const int* __restrict__ bid_px, const int* __restrict__ ask_px, const int* __restrict__ bid_sz,  // [N, LV]
+    const int* __restrict__ ask_sz,
+    const int* __restrict__ starts,  // [S]
+    const int* __restrict__ targets,  // [A]
+    const int* __restrict__ trail_ticks,  // [4]
+    const i64* __restrict__ fee, const i64* __restrict__ drawdown, const int* __restrict__ episode_rows,  // [B]
+    const int* __restrict__ limit_row, int* __restrict__ start_row, int* __restrict__ row,
+    int* __restrict__ end_row, int* __restrict__ episode_row, int* __restrict__ position,
+    int* __restrict__ target, int* __restrict__ pending_row, i64* __restrict__ cash,
+    i64* __restrict__ equity, i64* __restrict__ peak, i64* __restrict__ entry_cash,
+    int* __restrict__ best, int* __restrict__ trail, int* __restrict__ hold_rows, i8* __restrict__ done,
+    u8* __restrict__ mask,  // [B, A]
+    float* __restrict__ reward, i8* __restrict__ valid,  // [B]
+    float* __restrict__ private,  // [B, 8]
+    i8* __restrict__ ordered, i8* __restrict__ action_done, i8* __restrict__ closed,  // [B]
+    i64* __restrict__ closed_pnl, int* __restrict__ closed_rows, int* __restrict__ closed_lots,
+    int* __restrict__ filled, i64* __restrict__ fee_paid, i64* __restrict__ spread_paid,
     const u32 seed, const int lots_large, const float inventory_penalty, const float message_cost,
     const i64 drawdown_scale, const int hold_scale,
     const int B, const int N, const int LV, const int S, const int A) {
@@ -125,14 +128,14 @@ extern "C" __global__ void env_step(
         ok[TIGHTEN] = stays && stop > 0;  // a stop of a position that is about to be left has no effect
         ok[LOOSEN] = stays && stop < NO_STOP;
 
-        const double widest = trail_ticks[NO_STOP - 1], open = (double)(now - entry);
+        const float widest = trail_ticks[NO_STOP - 1], open = (float)(now - entry);
         float4* seen = (float4*)(private + b * 8);
-        seen[0] = make_float4((float)((double)pos / lots_large), (float)((double)goal / lots_large),
-                              (float)((double)stop / NO_STOP), (float)fmin(given_back / widest, 1.0));
-        seen[1] = make_float4((float)fmin(max(trail_ticks[stop] - given_back, 0) / widest, 1.0),
-                              (float)(open / (PNL_SCALE + fabs(open))),
+        seen[0] = make_float4((float)pos / lots_large, (float)goal / lots_large, (float)stop / NO_STOP,
+                              fminf(given_back / widest, 1.0f));
+        seen[1] = make_float4(fminf(max(trail_ticks[stop] - given_back, 0) / widest, 1.0f),
+                              open / ((float)PNL_SCALE + fabsf(open)),
                               fminf(log1pf((float)held) / log1pf((float)hold_scale), 1.0f),
-                              (float)fmin((double)(top - now) / (double)drawdown_scale, 1.0));
+                              fminf((float)(top - now) / (float)drawdown_scale, 1.0f));
 
         row[b] = r; position[b] = pos; target[b] = goal; pending_row[b] = pending; trail[b] = stop;
         episode_row[b] = age; hold_rows[b] = held; end_row[b] = final_row; done[b] = (i8)over;

@@ -114,7 +114,7 @@ KERNEL = Kernel(
     ),
     nstep_write,
     launcher=lambda sizes, scalars: [
-        ("nstep_write", (min(-(-sizes["B"] // 8), 4096),), (256,), 0),  # a warp a lane
+        ("nstep_write", (min(-(-sizes["B"] // 8), 4096), 4), (256,), 0),  # a warp a lane and part
         ("nstep_write_finish", (1,), (1,), 0),
     ],
     tolerance=(0.0, 0.0, "copies"),

@@ -7,7 +7,7 @@ extern "C" __global__ void per_mass(
     int* __restrict__ mass,                                              // [C]
     i64* __restrict__ block,                                             // [G, 3]
     const int C, const int G) {
-    __shared__ i64 scratch[32];
+    __shared__ i64 scratch[3 * 32];
     const float alpha = isv[ISV_PER_ALPHA];
     for (int g = blockIdx.x; g < G; g += gridDim.x) {
         const i64 i = (i64)g * PER_BLOCK + threadIdx.x;
@@ -17,9 +17,9 @@ extern "C" __global__ void per_mass(
         const int m = drawable ? (int)fmaxf(fminf(fixed, (float)PER_MAX_MASS), 1.0f) : 0;
         if (i < C) mass[i] = m;
         const i64 root = (m + 128) >> 8;
-        const i64 sum = block_total((i64)m, scratch);
-        const i64 squares = block_total(root * root, scratch);
-        const i64 count = block_total((i64)drawable, scratch);
-        if (threadIdx.x < 3) block[(i64)g * 3 + threadIdx.x] = threadIdx.x == 0 ? sum : threadIdx.x == 1 ? squares : count;
+        i64 sums[3] = {m, root * root, drawable};
+        block_totals(sums, scratch);
+        if (threadIdx.x == 0)
+            for (int k = 0; k < 3; ++k) block[(i64)g * 3 + k] = sums[k];
     }
 }
