@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workflows import identity, images
+from workflows.argo_nodes import run_id_of
 from workflows.errors import UsageError, nearest
 from workflows.kube import ENDED, GROUP, RUN_ID_LABEL, TEMPLATE_LABEL, VERSION, Kube
 
+COMPLETED_LABEL = "workflows.argoproj.io/completed"
 COMMAND_ANNOTATION = "foxhunt.dev/command"
 TITLE = "workflows.argoproj.io/title"
 CLAIM_MOUNT = "/feature-cache"
@@ -245,9 +247,12 @@ def phase_of(workflow: dict[str, Any]) -> str:
 
 
 def refuse_run_in_use(kube: Kube, run_id: str) -> None:
-    """Two workflows on one run would fight for its fold folders."""
-    for workflow in kube.workflows(f"{RUN_ID_LABEL}={run_id}"):
-        if phase_of(workflow) not in ENDED:
+    """Two workflows on one run would fight for its fold folders.
+
+    All live ones are looked at: those that `argo submit` made have no label of ours.
+    """
+    for workflow in kube.workflows(f"{COMPLETED_LABEL}!=true"):
+        if phase_of(workflow) not in ENDED and run_id_of(workflow) == run_id:
             name = workflow["metadata"]["name"]
             raise UsageError(
                 f"run {run_id}: workflow {name} works on it ({phase_of(workflow)})\n"

@@ -17,9 +17,11 @@ from typing import Any
 
 from workflows.errors import UsageError
 
+_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
 REFERENCE = re.compile(
     r"(?:(?P<host>localhost(?::\d+)?|[\w.-]+\.[\w.-]+(?::\d+)?|[\w-]+:\d+|\[[0-9a-f:]+\](?::\d+)?)/)?"
-    r"(?P<name>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+    rf"(?P<name>{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 # Manifests and indexes, of OCI and of Docker: without them a registry answers with an obsolete form, or 404.
 _ACCEPT = ", ".join(

@@ -83,7 +83,7 @@ class FakeApi:
         return (200, found) if found else status(404, "NotFound", f'{resource} "{name}" not found')
 
     def list(self, request: Request, resource: str) -> tuple[int, Any]:
-        wanted = dict(pair.split("=") for pair in request.query.get("labelSelector", "").split(",") if pair)
+        wanted = [pair for pair in request.query.get("labelSelector", "").split(",") if pair]
         prefix, _, plural = request.path.rpartition("/")
 
         def asked_for(path: str) -> bool:
@@ -92,7 +92,7 @@ class FakeApi:
             return parent == request.path or ("/namespaces/" not in request.path and inside)
 
         items = [tree for path, tree in self.objects.items() if asked_for(path)]
-        items = [t for t in items if wanted.items() <= t["metadata"].get("labels", {}).items()]
+        items = [t for t in items if all(selects(pair, t["metadata"].get("labels", {})) for pair in wanted)]
         return 200, {"kind": LISTS[resource], "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
 
     def create(self, request: Request, resource: str) -> tuple[int, Any]:
@@ -119,6 +119,12 @@ class FakeApi:
         asked = body["spec"]["resourceAttributes"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
         return {**body, "status": {"allowed": (asked["verb"], resource) not in self.denied}}
+
+
+def selects(pair: str, labels: dict[str, str]) -> bool:
+    """`key=value` or `key!=value`."""
+    key, equal, value = pair.partition("!=") if "!=" in pair else pair.partition("=")
+    return (labels.get(key) == value) == (equal == "=")
 
 
 VERSION_REST = {

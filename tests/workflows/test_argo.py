@@ -4,6 +4,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,26 @@ def test_a_run_in_use_is_refused(command: Commands, api: FakeApi, phase: str) ->
     for ended in ("Succeeded", "Failed", "Error"):
         api.objects[f"{ARGO}/workflows/alpha-rl-mine-00000"]["status"] = {"phase": ended}
         assert command("submit", *DATA, "--run-id", "mine", "--dry-run").returncode == 0
+
+
+def test_a_run_that_argo_submitted_is_in_use_too(command: Commands, api: FakeApi) -> None:
+    """Its run-id is a parameter, or known once its task `resolve` has derived it; there is no label."""
+    spec = {"arguments": {"parameters": [{"name": "run-id", "value": "mine"}]}}
+    api.put(f"{ARGO}/workflows/alpha-rl-x7k2p", spec=spec, status={"phase": "Running"})
+    assert "alpha-rl-x7k2p works on it" in command("submit", *DATA, "--run-id", "mine").stderr
+    resolve = {"templateName": "resolve", "outputs": {"parameters": [{"name": "run-id", "value": "derived"}]}}
+    api.put(f"{ARGO}/workflows/alpha-rl-9q8dz", spec={}, status={"phase": "Running", "nodes": {"n": resolve}})
+    assert "alpha-rl-9q8dz works on it" in command("submit", *DATA, "--run-id", "derived").stderr
+    assert not created(api)
+
+
+def test_hera_is_not_imported_to_submit(api: FakeApi, tmp_path: Path) -> None:
+    """It takes a second, and the template is on the cluster."""
+    argv = [sys.executable, "-X", "importtime", "-m", "workflows.submit", *DATA, "--run-id", "a"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "kubernetes" in imported and not imported & {"hera", "hera.workflows", "trainer", "numpy"}
 
 
 def test_another_namespace_and_context_are_passed_on(command: Commands, api: FakeApi) -> None:
