@@ -19,7 +19,7 @@ from workflows import nodes, state
 from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
 from workflows.errors import UsageError
 from workflows.launch import Backend
-from workflows.locate import BackendOption, connect, has_cluster, identity, studies
+from workflows.locate import STUDIES, BackendOption, connect, has_cluster, identity, studies, template_of
 from workflows.state import Submission
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def rows_on(kube: Kube) -> list[dict[str, Any]]:
 def summarise_workflow(workflow: dict[str, Any], namespace: str, now: float) -> dict[str, Any]:
     """One row, as `summarise` makes it; and the workflow's name and the folds' wr and hold_pct."""
     from workflows import status
-    from workflows.reader import template_of
     from workflows.study_screen import duration
 
     study = status.build(workflow)
@@ -89,7 +88,7 @@ def summarise_workflow(workflow: dict[str, Any], namespace: str, now: float) -> 
         "workflow": study.name,
         "recipe": template_of(workflow),
         "phase": study.phase,
-        "folds": f"{done}/{len(folds) or asked}",
+        "folds": f"{done}/{len(folds) or asked}" if template_of(workflow) in STUDIES else "",
         "exit": status.exit_code(study),
         "verdict": gate.outputs.get("verdict", "") if gate is not None and over else "",
         "wr": " ".join(f.outputs.get("wr") or "-" for f in folds) if any(f.outputs.get("wr") for f in folds) else "",

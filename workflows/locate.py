@@ -16,13 +16,14 @@ from workflows.launch import Backend
 if TYPE_CHECKING:
     from workflows.kube import Kube
 
-TEMPLATES = ("alpha-rl",)
+STUDIES = ("alpha-rl",)
+TEMPLATES = (*STUDIES, "precompute-features")
 BackendOption = Annotated[Backend, typer.Option("--backend", help="where to look; auto: here first")]
 
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """A run on a cluster with its workflows, newest first; there is more than one after a resubmission."""
+    """A run on a cluster with its workflows of one template, newest first; resubmission makes another."""
 
     kube: Kube
     run_id: str
@@ -91,9 +92,15 @@ def on_cluster(kube: Kube, run: str) -> ClusterRun:
     names = [(identity(workflow), str(workflow["metadata"]["name"])) for workflow in found]
     run_id = _choose(run, names, kube)
     own = [workflow for workflow, (its, _) in zip(found, names, strict=True) if its == run_id]
-    if any(name == run for _, name in names):  # a workflow named in full is the one that is meant
-        own.sort(key=lambda workflow: workflow["metadata"]["name"] != run)
-    return ClusterRun(kube, run_id, own)
+    named = [workflow for workflow in own if workflow["metadata"]["name"] == run]  # in full: the one that is meant
+    studies_first = sorted(own, key=lambda workflow: template_of(workflow) not in STUDIES)
+    template = template_of((named or studies_first)[0])
+    rest = [workflow for workflow in own if template_of(workflow) == template and workflow not in named]
+    return ClusterRun(kube, run_id, [*named, *rest])
+
+
+def template_of(workflow: dict[str, Any]) -> str:
+    return str(((workflow.get("spec") or {}).get("workflowTemplateRef") or {}).get("name") or STUDIES[0])
 
 
 def identity(workflow: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ _LIVES = 300  # seconds, should nobody be left to delete it
 _START_WITHIN = 120.0
 _POLL = 0.4
 _MOUNT = "/claim"
+_RUNS = "alpha-rl-runs"
 _DEFAULT_USER = {
     "runAsNonRoot": True,
     "runAsUser": 1000,
@@ -86,8 +87,7 @@ def read_run(kube: Kube, workflow: Tree, run_id: str, globs: list[str]) -> dict[
     changed while it was read.
     """
     parameters = parameters_of(workflow)
-    runs, recipe = parameters.get("runs", "/feature-cache"), template_of(workflow)
-    root = f"{_MOUNT}{under_mount(runs)}/{recipe}-runs/{run_id}"
+    root = f"{_MOUNT}{under_mount(parameters.get('runs', '/feature-cache'))}/{_RUNS}/{run_id}"
     _sweep(kube)
     first = _read_part(kube, workflow, {"root": root, "globs": globs, "files": None, "start": 0, "part": PART_BYTES})
     data, total = first.data, sum(size for _, size, _ in first.files)
@@ -119,10 +119,6 @@ def under_mount(runs: str) -> str:
     """The runs folder as seen from the claim's root: pods mount the claim as /feature-cache."""
     rest = runs.rstrip("/").removeprefix("/feature-cache")
     return rest if rest.startswith("/") or not rest else f"/{rest}"
-
-
-def template_of(workflow: Tree) -> str:
-    return str(((workflow.get("spec") or {}).get("workflowTemplateRef") or {}).get("name") or "alpha-rl")
 
 
 def cut(files: list[tuple[str, int, str]], data: bytes) -> dict[str, bytes]:

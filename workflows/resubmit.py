@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from workflows import nodes, state
 from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
+from workflows.errors import UsageError
 from workflows.hardware import side_by_side
 from workflows.launch import AsJson, Backend, DryRun, How, Watch
 from workflows.local import GATE_FAILED
-from workflows.locate import BackendOption, ClusterRun, locate
+from workflows.locate import STUDIES, BackendOption, ClusterRun, locate, template_of
 from workflows.state import Submission
 from workflows.submit import same_command, start
 
@@ -74,9 +75,10 @@ def resubmit_on(run: ClusterRun, how: How) -> int:
     from workflows import launch
     from workflows.argo import Settled, refuse_run_in_use, workflow_object
     from workflows.argo_nodes import parameters_of
-    from workflows.reader import template_of
 
     kube = run.kube
+    if template_of(run.newest) not in STUDIES:
+        raise UsageError(f"{run.name}: no study, it has no folds\nsubmit it again: {command_of(run.newest)}")
     refuse_run_in_use(kube, run.run_id)
     again = folds_to_run_on(run)
     if again == []:
@@ -95,7 +97,15 @@ def resubmit_on(run: ClusterRun, how: How) -> int:
     else:
         said = "all of it" if again is None else f"fold {', '.join(map(str, again))}"
         print(f"run {run.run_id}: {said} again, with the parameters of {run.name}\nworkflow {name} created", flush=True)
-    return launch.follow(kube, name) if how.watch else launch.say_next(kube, name, how)
+    return launch.follow(kube, name, how.as_json) if how.watch else launch.say_next(kube, name, how)
+
+
+def command_of(workflow: dict[str, Any]) -> str:
+    """How it was submitted, as far as it is known."""
+    from workflows.argo import COMMAND_ANNOTATION
+
+    annotations = workflow["metadata"].get("annotations") or {}
+    return str(annotations.get(COMMAND_ANNOTATION, "python -m workflows.precompute ..."))
 
 
 def folds_to_run_on(run: ClusterRun) -> list[int] | None:

@@ -115,7 +115,7 @@ class FakeKubernetes:
 
 
 def matches(tree: dict[str, Any], query: dict[str, str]) -> bool:
-    """Whether an object is selected, by name or by labels (`a=b` and `a in (b, c)`)."""
+    """Whether an object is selected, by name or by labels (`a=b`, `a!=b` and `a in (b, c)`)."""
     field = query.get("fieldSelector", "")
     if field.startswith("metadata.name=") and field.partition("=")[2] != tree["metadata"]["name"]:
         return False
@@ -124,8 +124,8 @@ def matches(tree: dict[str, Any], query: dict[str, str]) -> bool:
         if labels.get(key) not in [value.strip() for value in listed.split(",")]:
             return False
     equal = re.sub(r"[^,\s]+ in \([^)]*\)", "", query.get("labelSelector", ""))
-    pairs = [part.split("=") for part in equal.split(",") if "=" in part]
-    return all(labels.get(key) == value for key, value in pairs)
+    pairs = re.findall(r"([^,=!\s]+)(!?=)([^,]*)", equal)
+    return all((labels.get(key) == value) == (sign == "=") for key, sign, value in pairs)
 
 
 class _Server(ThreadingHTTPServer):

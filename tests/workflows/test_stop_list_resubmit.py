@@ -192,6 +192,20 @@ def test_a_study_at_work_is_left_alone(command: Commands, kubernetes: FakeKubern
     assert not kubernetes.created
 
 
+def test_precompute_beside_a_study_of_the_same_run(command: Commands, kubernetes: FakeKubernetes) -> None:
+    """A run's features may have been computed first, by a workflow with the same run-id."""
+    other = Study(name="precompute-features-demo-1", began=9000.0)
+    other.tree["metadata"]["labels"]["workflows.argoproj.io/workflow-template"] = "precompute-features"
+    other.tree["spec"]["workflowTemplateRef"]["name"] = "precompute-features"
+    for study in (other, ended()):
+        kubernetes.study(study)
+    assert json.loads(command("stop", "demo", "--json").stdout)["workflow"] == NAME
+    assert json.loads(command("stop", other.name, "--json").stdout)["workflow"] == other.name
+    kubernetes.study(other.end("Failed"))
+    done = command("resubmit", other.name)
+    assert done.returncode == 2 and "no study, it has no folds" in done.stderr
+
+
 def test_resubmit_shows_first(command: Commands, kubernetes: FakeKubernetes) -> None:
     kubernetes.study(ended())
     done = command("resubmit", "demo", "--dry-run", "--json")
