@@ -7,6 +7,7 @@ Events and nodes are asked for only where a pod waits or looks lost. Every reque
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Feed:
 
     def __enter__(self) -> Feed:
         """The first lists, in this thread, so that their errors reach the caller."""
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of broken streams would tear the screen
         version = self._list_workflow()
         if self.deleted:
             self.workflow, self.deleted = self._ask(self.kube.workflow, self.name), False  # or says what is wrong
