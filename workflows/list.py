@@ -18,6 +18,7 @@ import typer
 from workflows import nodes, state
 from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
 from workflows.errors import UsageError
+from workflows.kube import NAMESPACE
 from workflows.launch import Backend
 from workflows.locate import STUDIES, BackendOption, connect, has_cluster, identity, studies, template_of
 from workflows.state import Submission
@@ -51,7 +52,10 @@ def main(
     if as_json:
         print("".join(json.dumps(row) + "\n" for row in rows), end="")
     elif not rows:
-        print(f"no runs under {runs}\nstart one: python -m workflows.submit --folds 3")
+        where = (
+            f"no studies in namespace {namespace or NAMESPACE}" if backend is Backend.argo else f"no runs under {runs}"
+        )
+        print(f"{where}\nstart one: python -m workflows.submit --folds 3")
     else:
         print_table(rows)
     if problem:

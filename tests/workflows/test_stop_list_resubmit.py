@@ -123,7 +123,8 @@ def test_here_and_there_together(command: Commands, kubernetes: FakeKubernetes) 
 
 
 def test_an_empty_cluster(command: Commands, kubernetes: FakeKubernetes) -> None:
-    assert "start one: python -m workflows.submit" in command("list").stdout
+    assert command("list").stdout.startswith("no runs under runs\nstart one: python -m workflows.submit")
+    assert command("list", "--backend", "argo").stdout.startswith("no studies in namespace foxhunt\n")
 
 
 # resubmit
