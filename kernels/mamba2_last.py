@@ -10,12 +10,13 @@ The sums of a are cumulative from the last row backwards, so nothing cancels. So
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kernels.mixer_parts import conv_silu, gated_norm, sigmoid, softplus
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Grid, Kernel
 
 INPUTS = (
     Arg("bxdt", REAL, "in", "R,K,E", "in_proj rows B, x, dt; E = N + DI + HD"),
@@ -88,9 +89,20 @@ def last_output(weights: Any, x: Any, d_skip: Any, heads: int) -> Any:
     return out.reshape(x.shape[0], -1)
 
 
+def shared_floats(sizes: Mapping[str, int]) -> int:
+    """Floats of shared memory of one window: struct LastRow in mamba2_last.cuh."""
+    return sizes["N"] + sizes["K"] + 3 * sizes["K"] * sizes["HD"] + sizes["DI"] + 64
+
+
+def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
+    """A block a window, a warp a head."""
+    return (sizes["R"],), (32 * min(sizes["HD"], 8),), 4 * shared_floats(sizes)
+
+
 KERNEL = Kernel(
     "mamba2_last",
     args=(*INPUTS, Arg("y", REAL, "out", "R,DI", "input of out_proj")),
     reference=reference,
+    launcher=launcher,
     tolerance=(2e-6, 2e-5, "sums over K rows and N states, then a norm"),
 )

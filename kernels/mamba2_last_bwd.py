@@ -7,11 +7,12 @@ ddt_k = q e s - exp(A_log) da, dA_log = sum_k da_k a_k.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from kernels.mamba2_last import INPUTS, decay_to_last, heads_first, last_output, tail_conv
+from kernels.mamba2_last import INPUTS, decay_to_last, heads_first, last_output, shared_floats, tail_conv
 from kernels.mixer_parts import (
     conv_silu,
     conv_silu_backward,
@@ -20,7 +21,7 @@ from kernels.mixer_parts import (
     silu_slope,
     softplus,
 )
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Grid, Kernel
 from kernels.vectors import mixer_vectors, place
 
 
@@ -99,6 +100,13 @@ def reference(
     partial[:, where["gate_norm.weight"]] = dnorm
 
 
+def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
+    """A block a window, a warp a head and one for 64 channels of B."""
+    k, di, heads = sizes["K"], sizes["DI"], sizes["HD"]
+    floats = shared_floats(sizes) + 2 * di + k * heads + k
+    return (sizes["R"],), (32 * min(heads + -(-sizes["N"] // 64), 9),), 4 * floats
+
+
 KERNEL = Kernel(
     "mamba2_last_bwd",
     args=(
@@ -110,5 +118,6 @@ KERNEL = Kernel(
         Arg("partial", REAL, "out", "R,V", "a window's gradients of the mixer's vectors (kernels/vectors.py)"),
     ),
     reference=reference,
+    launcher=launcher,
     tolerance=(2e-6, 2e-4, "sums over K rows of cancelling terms"),
 )

@@ -6,13 +6,14 @@ a = -exp(A_log) dt. The segment sums are masked cumulative sums, so no large pre
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kernels.mamba2_last import heads_first
 from kernels.mixer_parts import conv_silu, gated_norm, softplus
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Grid, Kernel
 
 INPUTS = (
     Arg("zcbxdt", REAL, "in", "R,K,E", "in_proj rows z, C, B, x, dt; E = 2 DI + 2 N + HD"),
@@ -67,9 +68,31 @@ def mixed_rows(matrix: Any, x: Any, d_skip: Any, heads: int) -> Any:
     return out
 
 
+def window_shape(sizes: Mapping[str, int]) -> bool:
+    """Whether the kernels for windows of 32 rows, states and heads of 64 (mamba2_window.cuh) serve these sizes."""
+    di, heads = sizes["DI"], sizes["HD"]
+    return sizes["K"] == 32 and di == 64 * heads and sizes["CH"] == di + 128 and heads <= 8 and sizes["E"] % 4 == 0
+
+
+def any_shared(sizes: Mapping[str, int]) -> int:
+    """Bytes of struct AnyWindow in mamba2_any.cuh."""
+    k, p, n = sizes["K"], sizes["DI"] // sizes["HD"], (sizes["CH"] - sizes["DI"]) // 2
+    return 8 * k + 4 * (2 * k * n + 2 * k * k + k * p + k)
+
+
+def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
+    """A block a window."""
+    grid, heads = (sizes["R"],), sizes["HD"]
+    if not window_shape(sizes):
+        return [("mamba2_mixer_any", grid, (256,), any_shared(sizes))]
+    floats = 32 * (sizes["DI"] + 2 * 68 + 40) + heads * (8 * 36 + 4 * 32)
+    return [("mamba2_mixer", grid, (32 * heads,), 4 * floats)]
+
+
 KERNEL = Kernel(
     "mamba2_mixer",
     args=(*INPUTS, Arg("y", REAL, "out", "R,K,DI", "input of out_proj")),
     reference=reference,
+    launcher=launcher,
     tolerance=(2e-6, 2e-5, "sums over K rows and N states, then a norm"),
 )

@@ -7,14 +7,15 @@ dS = Q o M for the segment sums S = log L, and da_j = sum_{t >= j} sum_{k < j} d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kernels.mamba2_last import heads_first
-from kernels.mamba2_mixer import INPUTS, mixed_rows, segment_decay
+from kernels.mamba2_mixer import INPUTS, any_shared, mixed_rows, segment_decay, window_shape
 from kernels.mixer_parts import conv_silu, conv_silu_backward, gated_norm_backward, sigmoid, softplus
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Grid, Kernel
 from kernels.vectors import mixer_vectors, place
 
 
@@ -82,6 +83,17 @@ def reference(
     partial[:, where["gate_norm.weight"]] = dnorm.sum(axis=1)
 
 
+def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
+    """A block a window."""
+    grid, heads, di, k = (sizes["R"],), sizes["HD"], sizes["DI"], sizes["K"]
+    if not window_shape(sizes):
+        p = di // heads
+        return [("mamba2_mixer_bwd_any", grid, (256,), any_shared(sizes) + 4 * (k * p + 2 * k * k + p + 6 * k))]
+    chunks = max(2 * heads * 8 * 20, 32 * 36)
+    floats = 32 * (2 * (di + 4) + 2 * 68 + 36) + chunks + heads * (9 * 32 + 2) + 2 * di
+    return [("mamba2_mixer_bwd", grid, (64 * heads,), 4 * floats)]
+
+
 KERNEL = Kernel(
     "mamba2_mixer_bwd",
     args=(
@@ -91,5 +103,6 @@ KERNEL = Kernel(
         Arg("partial", REAL, "out", "R,V", "a window's gradients of the mixer's vectors (kernels/vectors.py)"),
     ),
     reference=reference,
+    launcher=launcher,
     tolerance=(2e-6, 2e-4, "sums over K rows of cancelling terms"),
 )

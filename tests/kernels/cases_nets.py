@@ -65,6 +65,13 @@ def norm_wide(r: int, rng: Any) -> dict[str, Any]:
     return {"R": r, "K": 32, "D": 1025, "eps": EPS}
 
 
+@case(bias_rmsnorm, (9,), "seed profile")
+@case(residual_rmsnorm, (9,), "seed profile")
+@case(encoding_norm, (9,), "seed profile")
+def norm_seed(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "K": 32, "D": 256, "eps": EPS}
+
+
 def norm_bwd(r: int, rng: Any, stream: str, v: int, k: int = 4, d: int = 64, j: int = 4) -> dict[str, Any]:
     u = rng.normal(0, 2, (r, k, d))
     return {stream: u, "rstd": rstd_of(u), "J": j} | ({"V": v} if v else {})
@@ -80,6 +87,16 @@ def bias_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
     return norm_bwd(r, rng, "u", 2 * padded(33), k=5, d=33, j=1)
 
 
+@case(bias_rmsnorm_bwd, (9,), "seed profile")
+def bias_bwd_seed(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "u", 2 * padded(256), k=32, d=256, j=32)
+
+
+@case(bias_rmsnorm_bwd, (2,), "wide")
+def bias_bwd_wide(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "u", 2 * padded(1025), k=32, d=1025, j=32)
+
+
 @case(residual_rmsnorm_bwd, NORM_ROWS)
 def residual_bwd(r: int, rng: Any) -> dict[str, Any]:
     return norm_bwd(r, rng, "res", 0)
@@ -88,6 +105,11 @@ def residual_bwd(r: int, rng: Any) -> dict[str, Any]:
 @case(residual_rmsnorm_bwd, FEW, "odd width, skip into the last row")
 def residual_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
     return norm_bwd(r, rng, "res", 0, k=5, d=33, j=1)
+
+
+@case(residual_rmsnorm_bwd, (9,), "seed profile, skip into the last row")
+def residual_bwd_seed(r: int, rng: Any) -> dict[str, Any]:
+    return norm_bwd(r, rng, "res", 0, k=32, d=256, j=1)
 
 
 @case(encoding_norm_bwd, around(256, 8193))
@@ -128,13 +150,17 @@ def last_row(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: boo
     return all_rows(r, rng, n, heads, p, k, backward) | {"N": n, "E": n + heads * p + heads}
 
 
-# (N, heads, head size, K): the demo's, the small profile's with the longest window, the shortest window of odd sizes.
+# (N, heads, head size, K): the demo's, the seed and small profiles', the small one's with the longest window, an odd
+# window of even sizes, the shortest window of odd sizes.
 for label, shape in {
     "": (16, 1, 64, 16),
+    "the seed profile": (64, 8, 64, 32),
+    "the small profile": (64, 4, 64, 32),
     "the longest window": (64, 4, 64, 64),
+    "an odd window, wide heads": (6, 2, 100, 9),
     "the shortest window, odd sizes": (5, 3, 22, 4),
 }.items():
-    sizes = FEW[::3] if shape[-1] == 64 else FEW
+    sizes = FEW[::3] if shape[-1] >= 32 else FEW
     for module, make, backward in (
         (mamba2_mixer, all_rows, False),
         (mamba2_mixer_bwd, all_rows, True),
@@ -152,6 +178,11 @@ for label, shape in {
 @case(cfc_input, edges(64))
 def cell_input(r: int, rng: Any) -> dict[str, Any]:
     return {"R": r, "D": 32, "P": P, "H": 20, "X": 32 + P + 20 + 4}
+
+
+@case(cfc_input, FEW, "odd widths")
+def cell_input_odd(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "D": 33, "P": P, "H": 21, "X": 33 + P + 21 + 4}
 
 
 @case(cfc_gate, GATE_ROWS)
@@ -182,6 +213,12 @@ def tail(r: int, rng: Any) -> dict[str, Any]:
     return {"R": r, "K": 5, "D": 16}
 
 
+@case(window_tail, FEW, "odd width")
+@case(window_tail_bwd, FEW, "odd width")
+def tail_odd(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "K": 6, "D": 33}
+
+
 @case(column_sum, around(256, 8193))
 def sum_rows(n: int, rng: Any) -> dict[str, Any]:
     return {"N": n, "C": 130}
@@ -193,17 +230,27 @@ def sum_columns(c: int, rng: Any) -> dict[str, Any]:
 
 
 @case(scatter_rows, edges(8))
-def scatter(r: int, rng: Any) -> dict[str, Any]:
+def scatter(r: int, rng: Any, d: int = 8) -> dict[str, Any]:
     """The last two rows go to the same place and are equal: how a chunk that is not full is padded."""
-    rows, index = rng.normal(size=(r, 8)), rng.permutation(r + 40)[:r]
+    rows, index = rng.normal(size=(r, d)), rng.permutation(r + 40)[:r]
     rows[-1], index[-1] = rows[max(r - 2, 0)], index[max(r - 2, 0)]
     return {"rows": rows, "index": index, "V": r + 40}
 
 
+@case(scatter_rows, FEW, "odd width")
+def scatter_odd(r: int, rng: Any) -> dict[str, Any]:
+    return scatter(r, rng, 33)
+
+
 @case(gather_encodings, edges(8))
-def encodings(b: int, rng: Any) -> dict[str, Any]:
+def encodings(b: int, rng: Any, d: int = 8) -> dict[str, Any]:
     base, v = 7, 500
-    return {"row": rng.integers(base, base + v, b), "base": base, "V": v, "D": 8, "N": base + v + 3}
+    return {"row": rng.integers(base, base + v, b), "base": base, "V": v, "D": d, "N": base + v + 3}
+
+
+@case(gather_encodings, FEW, "odd width")
+def encodings_odd(b: int, rng: Any) -> dict[str, Any]:
+    return encodings(b, rng, 33)
 
 
 @case(carry_hidden, edges(8))

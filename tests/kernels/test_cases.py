@@ -180,7 +180,7 @@ def signature(text: str, entry: str) -> list[tuple[str, str]]:
     """(type, name) of each parameter of a CUDA function, without restrict; the list may be a macro."""
     text = re.sub(r"//.*", "", text).replace("\\\n", " ")
     macros = dict(re.findall(r"^#define (\w+) +(.*)$", text, re.MULTILINE))
-    found = re.search(rf'extern "C" __global__ void {entry}\(([^)]*)\)', text)
+    found = re.search(rf'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?{entry}\(([^)]*)\)', text)
     assert found, f"no function {entry}"
     parameters = macros.get(found[1].strip(), found[1]).replace("__restrict__", "").replace("*", " * ")
     words = [p.split() for p in parameters.split(",")]

@@ -21,6 +21,7 @@ from trainer.device.base import MAX_CHECKED, Device
 from trainer.errors import FoxhuntError, UsageError
 
 WORKSPACE = 32 << 20  # bytes a cuBLAS handle; what Hopper's heuristics ask for
+FREE_SHARED = 48 << 10  # bytes of shared memory that a block gets without asking
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$', re.MULTILINE)
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _R_32F, _ALGO_DEFAULT = 68, 77, 0, -1
 
@@ -155,6 +156,7 @@ class CudaDevice(Device):
         self.open: list[_Branch] = []
         self.fork = cp.cuda.Event(disable_timing=True)
         self.functions: dict[str, Any] = {}
+        self.shared: dict[str, int] = {}  # largest dynamic shared memory asked for, by function
         self.capturing = False
         self.one, self.nil = np.ones(1, np.float32), np.zeros(1, np.float32)
         self.recorder: Any = CudaRecorder(self) if graphs else _EagerRecorder(self)
@@ -209,7 +211,8 @@ class CudaDevice(Device):
             kernel_source(kernel)  # a launcher comes with its source: without one, that is what to say
             raise FoxhuntError(f"kernel {kernel.name}: its argument table has no launcher for the GPU")
         for entry, grid, block, shared in phases(kernel, sizes, scalars):
-            self._function(kernel, entry)(grid, block, packed, shared_mem=shared, stream=self.current.stream)
+            function = self._function(kernel, entry, shared)
+            function(grid, block, packed, shared_mem=shared, stream=self.current.stream)
 
     def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
         m, n = out.shape
@@ -252,7 +255,8 @@ class CudaDevice(Device):
             self.main.stream.wait_event(branch.done)
         self.open.clear()
 
-    def _function(self, kernel: Kernel, entry: str) -> Any:
+    def _function(self, kernel: Kernel, entry: str, shared: int) -> Any:
+        """The compiled function, allowed `shared` bytes of dynamic shared memory a block."""
         key = f"{kernel.name}.{entry}"
         if key not in self.functions:
             module = self.cp.RawModule(code=kernel_source(kernel), options=("--std=c++17", "-lineinfo"))
@@ -260,6 +264,14 @@ class CudaDevice(Device):
                 self.functions[key] = module.get_function(entry)
             except self.cp.cuda.compiler.CompileException as error:
                 raise FoxhuntError(f"kernel {kernel.name}: {kernel.source.name} does not compile\n{error}") from None
+        if shared > max(FREE_SHARED, self.shared.get(key, 0)):
+            limit = self.cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+            if shared > limit:
+                raise UsageError(
+                    f"kernel {kernel.name}: these sizes need {shared >> 10} KiB of shared memory a block, this GPU has "
+                    f"{limit >> 10}\nlower net.window, net.d_state or net.headdim"
+                )
+            self.functions[key].max_dynamic_shared_size_bytes = self.shared[key] = shared
         return self.functions[key]
 
 
