@@ -14,7 +14,7 @@ from typing import Any
 from workflows import identity, images
 from workflows.argo_nodes import run_id_of
 from workflows.errors import UsageError, nearest
-from workflows.kube import ENDED, GROUP, RUN_ID_LABEL, TEMPLATE_LABEL, VERSION, Kube
+from workflows.kube import ENDED, GROUP, RUN_ID_LABEL, TEMPLATE_LABEL, VERSION, ClusterError, Kube
 
 COMPLETED_LABEL = "workflows.argoproj.io/completed"
 COMMAND_ANNOTATION = "foxhunt.dev/command"
@@ -44,6 +44,7 @@ FORMS = {
     "git-branch": (_BRANCH, "the name of a branch"),
     "cpus": (_CPUS, "a number of CPU cores such as 4, 0.5 or 500m"),
 }
+POOLS = {"gpu-pool": "pool", "cpu-pool": "pool"}  # parameter -> the node label that it is the value of
 _MAY_BE_EMPTY = ("n-steps", "n-backtests", "per-capacity", "git-branch")
 _MAX_NAME, _SUFFIX = 63, 5  # a workflow's name is a label's value, too
 
@@ -146,7 +147,7 @@ def cluster_data(asked: str, default: str, claim: str, kube: Kube) -> str:
                 f"say so with --data {default}, or name market data"
             )
         return default
-    for item in asked.split(","):
+    for item in [asked] if is_synthetic(asked) else asked.split(","):  # a synthetic address has commas of its own
         refuse_local(item.strip(), claim, kube)
     return asked
 
@@ -244,6 +245,27 @@ def workflow_name(template: str, run_id: str) -> str:
 def phase_of(workflow: dict[str, Any]) -> str:
     """ "Pending" before the controller has seen it."""
     return str((workflow.get("status") or {}).get("phase") or "Pending")
+
+
+def refuse_unknown_pools(kube: Kube, asked: dict[str, str]) -> None:
+    """A pool that was named and has no node, but nearly the name of one that has: pods would wait for ever.
+
+    Where nodes may not be read nothing is said: the scheduler knows.
+    """
+    for name in POOLS.keys() & asked.keys():
+        label = POOLS[name]
+        try:
+            if kube.call(kube.core.list_node, label_selector=f"{label}={asked[name]}", limit=1).items:
+                continue
+            nodes = kube.call(kube.core.list_node, label_selector=label).items
+        except ClusterError:
+            return
+        there = sorted({node.metadata.labels[label] for node in nodes})
+        if hint := nearest(asked[name], there):
+            raise UsageError(
+                f"--{name} {asked[name]}: no node has the label {label}={asked[name]}{hint}\n"
+                f"pools with nodes: {', '.join(there)}; for one that scales from zero say --scales-from-zero"
+            )
 
 
 def refuse_run_in_use(kube: Kube, run_id: str) -> None:
