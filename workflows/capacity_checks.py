@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from workflows.argo import POOLS
 from workflows.errors import nearest
 from workflows.findings import Finding, Scope, State, Unreadable, readable
 from workflows.install_checks import fill
 from workflows.kube import ClusterError
 
 GPU = "nvidia.com/gpu"
-POOL_LABEL = "pool"
+POOL_LABEL = POOLS["gpu-pool"]
 MI = 2**20
 
 

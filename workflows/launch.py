@@ -30,6 +30,7 @@ class Backend(StrEnum):
 More = Annotated[list[str] | None, typer.Option("--parameter", "-p", help="name=value of the template, repeatable")]
 Watch = Annotated[bool, typer.Option("--watch", help="follow it to its end; always so on this machine")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would run, start nothing")]
+FromZero = Annotated[bool, typer.Option("--scales-from-zero", help="a pool without nodes makes one when asked")]
 AsJson = Annotated[bool, typer.Option("--json", help="say what was started as one JSON object (cluster)")]
 
 
@@ -40,6 +41,7 @@ class How:
     watch: bool = False
     dry_run: bool = False
     as_json: bool = False
+    scales_from_zero: bool = False
 
 
 def choose(wanted: Backend, context: str, namespace: str, *, offline: bool = False) -> tuple[Kube | None, str]:
@@ -140,6 +142,8 @@ def run(kube: Kube, template: str, asked: dict[str, str], command: list[str], ho
     if not how.as_json:
         say_settings(kube, settled)
     if not note:
+        if not how.scales_from_zero:
+            argo.refuse_unknown_pools(kube, asked)
         argo.refuse_run_in_use(kube, settled.run_id)
     if how.dry_run:
         return dry_run(kube, body, how, note)

@@ -18,6 +18,7 @@ from workflows.launch import (
     AsJson,
     Backend,
     DryRun,
+    FromZero,
     How,
     More,
     Watch,
@@ -47,6 +48,7 @@ def main(
     context: Context = "",
     namespace: Namespace = "",
     more: More = None,
+    scales_from_zero: FromZero = False,
     watch: Watch = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -75,9 +77,8 @@ def main(
     if cluster:
         refuse_for_cluster(runs=runs != DEFAULT_RUNS, cache=cache != DEFAULT_CACHE)
         given = {name: value for name, value in {**asked, "cpu-pool": pool, "image": image}.items() if value}
-        return run(
-            cluster, TEMPLATE, {**given, **name_values(more or [])}, same_command(), How(watch, dry_run, as_json)
-        )
+        how = How(watch, dry_run, as_json, scales_from_zero)
+        return run(cluster, TEMPLATE, {**given, **name_values(more or [])}, same_command(), how)
     refuse_here(context=context, namespace=namespace, parameter=more, image=image, json=as_json)
     if not data:
         raise UsageError(f"--data: which file or folder holds {symbol}?\nsay --data FILE; this machine has no default")

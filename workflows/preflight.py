@@ -18,7 +18,7 @@ from workflows.cli import Context, Namespace, run_command
 from workflows.errors import UsageError
 from workflows.findings import Finding, Scope, State, guarded
 from workflows.kube import ClusterError, Kube
-from workflows.launch import More, name_values
+from workflows.launch import FromZero, More, name_values
 
 TEMPLATE = "alpha-rl"
 CHECKS: list[tuple[str, Callable[[Scope], Iterable[Finding]]]] = [
@@ -45,9 +45,7 @@ def main(
     gpu_pool: Annotated[str, typer.Option(help="node pool for training; none: the cluster's template's")] = "",
     cpu_pool: Annotated[str, typer.Option(help="node pool for the rest; none: the cluster's template's")] = "",
     image: Annotated[str, typer.Option(help="image of the pods; none: the template's")] = "",
-    scales_from_zero: Annotated[
-        bool, typer.Option("--scales-from-zero", help="a pool without nodes makes one when asked")
-    ] = False,
+    scales_from_zero: FromZero = False,
     context: Context = "",
     namespace: Namespace = "",
     more: More = None,

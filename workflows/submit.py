@@ -23,6 +23,7 @@ from workflows.launch import (
     AsJson,
     Backend,
     DryRun,
+    FromZero,
     How,
     More,
     Watch,
@@ -59,6 +60,7 @@ def main(
     context: Context = "",
     namespace: Namespace = "",
     more: More = None,
+    scales_from_zero: FromZero = False,
     watch: Watch = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -97,7 +99,7 @@ def main(
         refuse_for_cluster(jobs=jobs, runs=runs != DEFAULT_RUNS, cache=cache != DEFAULT_CACHE)
         pools = {"gpu-pool": gpu_pool, "cpu-pool": cpu_pool, "image": image}
         given = {name: value for name, value in {**asked, **pools}.items() if value}
-        how = How(watch, dry_run, as_json)
+        how = How(watch, dry_run, as_json, scales_from_zero)
         return run(cluster, recipe, {**given, **name_values(more or [])}, same_command(), how)
     refuse_here(context=context, namespace=namespace, parameter=more, image=image, json=as_json)
     profile, profile_why = choose_config(config)

@@ -122,7 +122,9 @@ class FakeApi:
 
 
 def selects(pair: str, labels: dict[str, str]) -> bool:
-    """`key=value` or `key!=value`."""
+    """`key=value`, `key!=value` or `key`."""
+    if "=" not in pair:
+        return pair in labels
     key, equal, value = pair.partition("!=") if "!=" in pair else pair.partition("=")
     return (labels.get(key) == value) == (equal == "=")
 

@@ -288,6 +288,20 @@ def test_cluster_flags_mean_nothing_here(command: Commands, flag: tuple[str, ...
     assert done.returncode == 2 and "only for runs on a cluster" in done.stderr
 
 
+def test_a_pool_that_is_nearly_another(command: Commands, api: FakeApi) -> None:
+    for number, pool in enumerate(("ci-training-h100", "ci-compile-cpu")):
+        api.put(f"/api/v1/nodes/n{number}", metadata={"labels": {"pool": pool}})
+    done = command("submit", *DATA, "--gpu-pool", "ci-training-h10", "--run-id", "a")
+    assert done.returncode == 2 and "(did you mean 'ci-training-h100'?)" in done.stderr
+    assert "pools with nodes: ci-compile-cpu, ci-training-h100" in done.stderr and not created(api)
+    more = ("--gpu-pool", "ci-training-h10", "--scales-from-zero")
+    assert command("submit", *DATA, *more, "--run-id", "b").returncode == 0
+    assert command("submit", *DATA, "--gpu-pool", "elsewhere", "--run-id", "c").returncode == 0
+    assert command("submit", *DATA, "--gpu-pool", "ci-training-h100", "--run-id", "d").returncode == 0
+    api.denied.add(("list", "nodes"))
+    assert command("submit", *DATA, "--gpu-pool", "ci-training-h10", "--run-id", "e").returncode == 0
+
+
 def test_watch_takes_over(command: Commands, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
