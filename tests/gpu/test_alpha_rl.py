@@ -4,6 +4,7 @@ step is the one that NumPy takes from the same state."""
 import numpy as np
 import pytest
 
+from kernels.isv import SLOTS, STATE
 from tests.recipes.test_alpha_rl import COLLECT, TINY
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
@@ -26,7 +27,9 @@ VALIDATED = (5, COLLECT + 6, COLLECT + 20)  # steps after which a validation pas
 # How far one step from the same state may leave NumPy's: float32 sums in another order, or products of 10-bit
 # mantissas. Adam divides by the gradient's own size, so a value whose gradient is all rounding moves by as much as the
 # others: parameters and moments are compared as vectors, norm against norm.
-TOLERANCE = {False: 1e-4, True: 3e-2}
+TOLERANCE = {False: 1e-5, True: 5e-3}  # measured: 1.1e-6 and 7e-4
+# Where the policy has not moved yet, its KL is all rounding: above 0, which is a signal, or not.
+UNSURE = {f"isv.state_{output}_{STATE.index('count')}" for output in ("ppo_clip", "rollout_len")}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +139,10 @@ def test_every_step_is_the_one_that_numpy_takes(world, tf32, capsys):
         ours, want = gpu.snapshot(), cpu.snapshot()
         if step >= COLLECT:
             ours["opt.grad"], want["opt.grad"] = (r.device.to_host(r.store["opt.grad"]) for r in (gpu, cpu))
-        for name in ours:
+        for side in (ours, want):
+            bus = side.pop("isv")
+            side |= {f"isv.{name}": bus[slot : slot + 1] for name, slot in SLOTS.items()}
+        for name in ours.keys() - UNSURE:
             if name.startswith("opt.") or not tf32:
                 found.setdefault(name, []).append(distance(name, ours[name], want[name]))
     far = {name: float(np.median(each[-LEARN:]) if tf32 else max(each)) for name, each in found.items()}
