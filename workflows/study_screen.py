@@ -76,8 +76,8 @@ def _others(study: Study) -> str:
             said = task.pending
         elif task.trouble:
             said = f"{task.trouble.text}: {task.trouble.todo}"
-        elif task.past and task.phase not in (status.SUCCEEDED,):
-            said = task.past[-1].why
+        elif task.phase != status.SUCCEEDED:
+            said = _own_reason(task) or (task.past[-1].why if task.past else "")
         words.append(f"{mark} {task.name}{' ' + said if said else ''}")
     return "  " + "   ".join(words)
 
@@ -133,11 +133,19 @@ def fold_block(task: Task, width: int = 100, past: int = _PAST_SHOWN) -> list[Li
         block += _wrapped("yellow", f"attempt {len(task.attempts) + 1} follows: {task.message or 'soon'}", width)
     if task.trouble:
         block += [*_wrapped("bold red", f"! {task.trouble.text}", width), ("red", f"      type: {task.trouble.todo}")]
+    if reason := _own_reason(task):
+        block += _wrapped("red", reason, width)
     if not past:
         return block
     if len(task.past) > past:
         block.append(("dim", f"    {len(task.past) - past} earlier attempts: {_kinds(task.past[:-past])}"))
     return block + [("dim", f"    {past_line(attempt)}") for attempt in task.past[-past:]]
+
+
+def _own_reason(task: Task) -> str:
+    """Why a task failed where its last attempt's end doesn't say it, such as a refusal by the controller."""
+    told = task.past[-1].why if task.past else ""
+    return task.message if task.phase in (status.FAILED, status.ERROR) and task.message != told else ""
 
 
 def _wrapped(style: str, text: str, width: int) -> list[Line]:
@@ -280,6 +288,8 @@ def plain_line(task: Task) -> str:
         words.append(figures)
     if where := _where(task):
         words.append(where)
+    if reason := _own_reason(task):
+        words.append(reason)
     return f"{task.name:<12} {task.phase.lower():<10} {'  '.join(words)}".rstrip()
 
 

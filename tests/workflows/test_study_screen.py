@@ -65,6 +65,13 @@ def test_between_attempts_and_at_the_end():
     assert text(status.build(failed.end("Failed", "child failed").tree, now=NOW)).count("failed") >= 2
 
 
+def test_what_the_controller_itself_refuses_is_shown():
+    study = Study().task("train", [{"pod": running()}], "Error", 0, message="task 'x' errored: displayName must match")
+    task = status.build(study.tree, study.pods, now=NOW).folds[0]
+    assert "    task 'x' errored: displayName must match" in [line for _, line in fold_block(task)]
+    assert "errored: displayName" in study_screen.plain_line(task)
+
+
 def many(folds: int) -> status.Study:
     LONG = [f"fold {n} - 12-25 23:30" for n in range(folds)]
     study = Study(folds=str(folds))
