@@ -1,15 +1,6 @@
 // One warp a backtest: lanes hold actions for the policy, atoms for the Q head. The running sum over 11 actions is done
 // by one lane in order, as the reference does it.
-#include "common.cuh"
-
-__device__ inline float warp_max(float v) {
-    for (int o = 16; o; o /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
-    return v;
-}
-__device__ inline float warp_sum(float v) {
-    for (int o = 16; o; o /= 2) v += __shfl_xor_sync(~0u, v, o);
-    return v;
-}
+#include "reduce.cuh"
 
 extern "C" __global__ void policy_sample(
     const float* __restrict__ out,   // [B, HEAD_WIDTH]
