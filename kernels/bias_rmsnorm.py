@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.rms import rms_forward
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, warp_a_row
 
 
 def reference(u: Any, bias: Any, weight: Any, eps: float, n: Any, rstd: Any) -> None:
@@ -28,5 +28,6 @@ KERNEL = Kernel(
         Arg("rstd", REAL, "out", "R,K", "1 / root mean square, kept for the backward pass"),
     ),
     reference=reference,
+    launcher=warp_a_row("R", "K"),
     tolerance=(1e-6, 1e-5, "one mean of D squares in float32"),
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.rms import rms_backward
+from kernels.rms import PIECES_WIDTH, rms_backward, window_launcher
 from kernels.spec import REAL, Arg, Kernel
-from kernels.vectors import padded
+from kernels.vectors import PAD, padded
 
 
 def reference(dn: Any, dres: Any, u: Any, rstd: Any, weight: Any, du: Any, partial: Any) -> None:
@@ -34,5 +34,7 @@ KERNEL = Kernel(
         Arg("partial", REAL, "out", "R,V", "a window's bias and weight gradients, each padded to 64 with zeros"),
     ),
     reference=reference,
+    launcher=window_launcher,
+    constants={"PIECES_WIDTH": PIECES_WIDTH, "PAD": PAD},
     tolerance=(1e-6, 1e-4, "sums over K rows of cancelling terms"),
 )

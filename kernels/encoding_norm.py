@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernels.rms import rms_forward
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, warp_a_row
 
 
 def reference(base: Any, delta: Any, weight: Any, eps: float, res: Any, enc: Any, rstd: Any) -> None:
@@ -30,5 +30,6 @@ KERNEL = Kernel(
         Arg("rstd", REAL, "out", "R"),
     ),
     reference=reference,
+    launcher=warp_a_row("R"),
     tolerance=(1e-6, 1e-5, "one mean of D squares in float32"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kernels.rms import rms_backward
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, warp_a_row
 
 
 def reference(dcat: Any, res: Any, rstd: Any, weight: Any, dres: Any, partial: Any) -> None:
@@ -25,5 +25,6 @@ KERNEL = Kernel(
         Arg("partial", REAL, "out", "R,D", "a window's weight gradient"),
     ),
     reference=reference,
+    launcher=warp_a_row("R"),
     tolerance=(1e-6, 1e-4, "cancelling terms"),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.rms import rms_backward
+from kernels.rms import PIECES_WIDTH, rms_backward, window_launcher
 from kernels.spec import REAL, Arg, Kernel
 
 
@@ -29,5 +29,7 @@ KERNEL = Kernel(
         Arg("partial", REAL, "out", "R,D", "a window's weight gradient"),
     ),
     reference=reference,
+    launcher=window_launcher,
+    constants={"PIECES_WIDTH": PIECES_WIDTH},
     tolerance=(1e-6, 1e-4, "sums over K rows of cancelling terms"),
 )

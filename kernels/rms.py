@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from kernels.spec import Grid
+
+PIECES_WIDTH = 256  # widest row that a backward warp keeps in registers (rms_bwd.cuh)
+
+
+def window_launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
+    """A block a window, for the backward kernels; shared memory for one row of sums a warp, or one mean a row."""
+    k, d, warps = sizes["K"], sizes["D"], 8
+    floats = warps * d if d % 4 == 0 and d <= PIECES_WIDTH else k
+    return (sizes["R"],), (32 * warps,), 4 * floats
 
 
 def rms_forward(u: Any, weight: Any, eps: float, n: Any, rstd: Any) -> None:

@@ -1,0 +1,61 @@
+// RMSNorm over rows of D floats, one warp a row; kernels/rms.py is the definition.
+#pragma once
+#include "reduce.cuh"
+
+// A lane keeps the 16-byte pieces lane, lane + 32, ... of its row in registers: PIECES of them at most.
+__device__ inline float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ inline float4 operator*(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+__device__ inline float4 operator*(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
+__device__ inline float dot(float4 a, float4 b) { return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w); }
+__device__ inline float4 zeros() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+
+__device__ inline float inverse_root(float squares, int D, float eps) { return 1.0f / sqrtf(warp_sum(squares) / D + eps); }
+
+template <int PIECES>
+__device__ inline void add_norm_pieces(
+    const float4* a, const float4* b, const float4* weight, float eps, float4* sum, float4* n, float* rstd, int D) {
+    const int lane = threadIdx.x % 32, width = D / 4;
+    float4 s[PIECES];
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const int c = lane + 32 * i;
+        s[i] = c < width ? a[c] + b[c] : zeros();
+        squares += dot(s[i], s[i]);
+    }
+    const float r = inverse_root(squares, D, eps);
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const int c = lane + 32 * i;
+        if (c >= width) break;
+        sum[c] = s[i];
+        n[c] = s[i] * r * weight[c];
+    }
+    if (lane == 0) *rstd = r;
+}
+
+__device__ inline void add_norm_floats(
+    const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D) {
+    const int lane = threadIdx.x % 32;
+    float squares = 0.0f;
+    for (int c = lane; c < D; c += 32) {
+        const float s = a[c] + b[c];
+        sum[c] = s;
+        squares += s * s;
+    }
+    const float r = inverse_root(squares, D, eps);
+    for (int c = lane; c < D; c += 32) n[c] = sum[c] * r * weight[c];
+    if (lane == 0) *rstd = r;
+}
+
+// One row: sum = a + b (`sum` may be `a`), n = sum * rstd * weight. Rows of whole 16-byte pieces stay in registers; they
+// are read once, which is all that counts: 16 bytes of traffic and 4 operations a value.
+__device__ inline void add_norm(
+    const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D) {
+    constexpr int PIECES = 4;
+    if (D % 4 == 0 && D <= 128 * PIECES)
+        add_norm_pieces<PIECES>((const float4*)a, (const float4*)b, (const float4*)weight, eps, (float4*)sum, (float4*)n,
+                                rstd, D);
+    else
+        add_norm_floats(a, b, weight, eps, sum, n, rstd, D);
+}
