@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 
 def reference(maps: Any, ts: Any, gates: Any, h: Any, head: Any) -> None:
@@ -42,5 +42,6 @@ KERNEL = Kernel(
         Arg("head", REAL, "out", "R,H4", "H4 = H + 4: h, then 1, 0, 0, 0 for the heads' bias column"),
     ),
     reference=reference,
+    launcher=grid_stride("R", "H4"),
     tolerance=(1e-6, 1e-5, "three tanh in float32"),
 )

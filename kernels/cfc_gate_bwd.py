@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 
 def reference(dhead: Any, gates: Any, ts: Any, dmaps: Any) -> None:
@@ -38,5 +38,6 @@ KERNEL = Kernel(
         Arg("dmaps", REAL, "out", "R,M4"),
     ),
     reference=reference,
+    launcher=grid_stride("R", "G3", each=3),
     tolerance=(1e-6, 1e-5, "products of differences near saturation"),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 
 def reference(enc: Any, private: Any, h_prev: Any, cat: Any) -> None:
@@ -28,5 +28,6 @@ KERNEL = Kernel(
         Arg("cat", REAL, "out", "R,X", "X = D + P + H + 4"),
     ),
     reference=reference,
+    launcher=grid_stride("R", "X", each=4),
     tolerance=(0.0, 0.0, "a copy"),
 )

@@ -23,6 +23,6 @@ KERNEL = Kernel(
         Arg("ts", REAL, "out", "B"),
     ),
     reference=_reference,
-    launcher=grid_stride("B", "D"),
+    launcher=grid_stride("B", "D", each=4),
     tolerance=(0.0, 0.0, "a copy"),
 )

@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 SCALE, SLOPE = 1.7159, 0.666
+
+
+def cuda_constants() -> dict[str, str]:
+    return {"SCALE": f"{SCALE}f", "SLOPE": f"{SLOPE}f"}
 
 
 def reference(u: Any, v: Any) -> None:
@@ -28,5 +32,7 @@ KERNEL = Kernel(
         Arg("v", REAL, "out", "R,U4", "U4 = U + 4: activations, then 1, 0, 0, 0 for the bias column"),
     ),
     reference=reference,
+    launcher=grid_stride("R", "U4"),
+    constants=cuda_constants(),
     tolerance=(1e-6, 1e-5, "one tanh in float32"),
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.lecun_tanh import SCALE, SLOPE
-from kernels.spec import REAL, Arg, Kernel
+from kernels.lecun_tanh import SCALE, SLOPE, cuda_constants
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 
 def reference(dv: Any, v: Any, du: Any) -> None:
@@ -26,5 +26,7 @@ KERNEL = Kernel(
         Arg("du", REAL, "out", "R,U"),
     ),
     reference=reference,
+    launcher=grid_stride("R", "U"),
+    constants=cuda_constants(),
     tolerance=(1e-6, 1e-5, "a difference near saturation"),
 )

@@ -19,6 +19,6 @@ KERNEL = Kernel(
         Arg("table", REAL, "inout", "V,D"),
     ),
     reference=_reference,
-    launcher=grid_stride("R", "D"),
+    launcher=grid_stride("R", "D", each=4),
     tolerance=(0.0, 0.0, "a copy"),
 )

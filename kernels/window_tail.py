@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, grid_stride
 
 
 def reference(n: Any, tail: Any) -> None:
@@ -20,5 +20,6 @@ KERNEL = Kernel(
     "window_tail",
     args=(Arg("n", REAL, "in", "R,K,D"), Arg("tail", REAL, "out", "4,R,D")),
     reference=reference,
+    launcher=grid_stride("R", "D"),
     tolerance=(0.0, 0.0, "a copy"),
 )
