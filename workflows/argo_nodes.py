@@ -112,7 +112,7 @@ def why_ended(code: int | None, message: str, phase: str = FAILED) -> str:
     if "oomkilled" in low:
         return "out of memory, killed by the kernel (exit 137)"
     if "shutdown with strategy" in low:
-        return "stopped"
+        return "stopped, state saved (exit 75)" if code == 75 else "stopped"
     if "deadline" in low:
         return f"attempt deadline reached{f' (exit {code})' if code else ''}"
     if code is not None and code in _MEANING and phase != ERROR:

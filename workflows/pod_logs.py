@@ -56,7 +56,9 @@ def our_line(text: str) -> dict[str, Any]:
 
 
 def is_executors(text: str) -> bool:
-    """A line that Argo's executor wrote into our log before our process started (logfmt or JSON, by version)."""
+    """A line that Argo's executor wrote into our log, before and after our process (logfmt or JSON, by version)."""
+    if text.startswith("Error: exit status "):
+        return True
     if text.startswith("time=") and " level=" in text and " msg=" in text:
         return True
     return text.startswith("{") and '"level"' in text and '"msg"' in text and not our_line(text)

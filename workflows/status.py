@@ -186,6 +186,9 @@ def build(
             task.trouble = _trouble(task, pod, nodes_ready or {}, now, silent_after, kubectl)
             if task.trouble:
                 task.rate = task.eta_s = None
+    if study.over:
+        for task in study.tasks:
+            _close(task)
     study.tasks.sort(key=_place)
     study.trouble = _not_taken_up(study, status, now)
     return study
@@ -213,6 +216,14 @@ def _phase(node: Tree, attempts: list[Attempt]) -> str:
         return phase
     last = attempts[-1]
     return BACKOFF if last.ended is not None and last.phase in (FAILED, ERROR) else last.phase
+
+
+def _close(task: Task) -> None:
+    """A stopped workflow leaves nodes behind that seem to go on."""
+    if task.phase not in OVER:
+        ended = task.attempts[-1].phase if task.attempts else ""
+        task.phase, task.rate, task.eta_s, task.pending = ended if ended in (FAILED, ERROR) else FAILED, None, None, ""
+        task.trouble, task.message = None, task.message or "it was not over when the workflow ended"
 
 
 def _attempt(number: int, node: Tree, pod: str) -> Attempt:

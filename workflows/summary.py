@@ -32,9 +32,13 @@ def main(
 
 
 def failed_pods(failures: str) -> list[str]:
-    """One line a failed pod. Attempts of a retried pod are listed by Argo too; equal lines are said once."""
+    """One line a failed pod. Attempts of a retried pod are listed by Argo too; equal lines are said once.
+
+    Argo's `workflow.failures` is the JSON list quoted once more, as a JSON string.
+    """
     try:
         found = json.loads(failures or "[]") or []
+        found = json.loads(found) if isinstance(found, str) else found
     except ValueError:
         return [f"failures: {failures}"]
     lines = [f"  {f.get('displayName', '?')}: {f.get('phase', '')} {f.get('message', '')}".rstrip() for f in found]

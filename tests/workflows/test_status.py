@@ -80,6 +80,7 @@ def test_trained_to_the_end_is_evaluating():
         ({"phase": "Failed", "message": "Pod was active on the node longer than the specified deadline"}, "deadline"),
         ({"phase": "Failed", "message": "The node was low on resource: memory."}, "low on resource"),
         ({"phase": "Failed", "message": "workflow shutdown with strategy:  Stop"}, "stopped"),
+        ({"phase": "Failed", "code": 75, "message": "workflow shutdown with strategy:  Stop"}, "stopped, state saved"),
         ({"phase": "Error"}, "error"),
     ],
 )
@@ -275,6 +276,15 @@ def test_stopping_shows_that_folds_save():
     study = Study().task("train", [{"pod": running()}], fold=0)
     study.tree["spec"]["shutdown"] = "Stop"
     assert fold(study).phase == "Saving"
+
+
+def test_nothing_goes_on_in_a_workflow_that_is_over():
+    stopped = {"phase": "Failed", "message": "workflow shutdown with strategy:  Stop"}
+    study = (
+        Study(phase="Failed").task("train", [stopped], "Running", 0).task("train", [{"pod": running()}], "Running", 1)
+    )
+    first, second = build(study).folds
+    assert (first.phase, first.past[0].why, second.phase, second.trouble) == ("Failed", "stopped", "Failed", None)
 
 
 def test_the_whole_model_is_json():

@@ -353,6 +353,7 @@ def test_metric_lines_and_others() -> None:
     for text in (EXECUTOR, "{", "[1]", '{"step": "x", "attempt": 0}', "03:03:14 [info] training", '{"step": 5}', ""):
         assert our_line(text) == {}
     assert is_executors(EXECUTOR.replace(',"step":1', "")) and not is_executors(metric(5))
+    assert is_executors("Error: exit status 75") and not is_executors("error: SIGTERM: saved at step 344 of 600")
     assert is_executors('time="2026-11-30T00:00:00.000Z" level=INFO msg="waiting for signals"')
 
 
