@@ -54,7 +54,7 @@ def lines(study: Study, width: int = 100, height: int = 50, now: float = 0.0, fo
     return [(style, text[:width].rstrip()) for style, text in [*head, *table, *body, *foot]]
 
 
-_HEADINGS = f"  {'FOLD':<24} {'':<{_BAR}}  {'STEP':>15} {'RATE':>8} {'ETA':>6} {'SAVED':>6} {'TRY':>3}  NODE"
+_HEADINGS = f"  {'FOLD':<22} {'':<{_BAR}}  {'STEP':>13} {'RATE':>8} {'ETA':>6} {'SAVED':>6} {'TRY':>3}  NODE"
 
 
 def _title(study: Study, now: float) -> str:
@@ -121,7 +121,7 @@ def fold_block(task: Task, width: int = 100, past: int = _PAST_SHOWN) -> list[Li
     saved = duration(task.checkpoint_age_s) if task.phase not in status.OVER else ""
     tries = str(len(task.attempts)) if task.attempts else ""
     text = (
-        f"{mark} {task.label:<24.24} {_bar(task):<{_BAR}}  {_steps(task):>15} {rate:>8} {duration(task.eta_s):>6} "
+        f"{mark} {task.label:<22.22} {_bar(task):<{_BAR}}  {_steps(task):>13} {rate:>8} {duration(task.eta_s):>6} "
         f"{saved:>6} {tries:>3}  {_where(task)}"
     )
     if width >= _WIDE:
@@ -193,7 +193,7 @@ def _where(task: Task) -> str:
     if task.phase in status.OVER:
         return task.phase.lower()
     doing = {status.EVALUATING: "evaluating", status.SAVING: "saving", status.BACKOFF: "retry"}.get(task.phase, "")
-    return " ".join(word for word in (task.node, doing) if word)
+    return " ".join(word for word in (doing, task.node) if word)
 
 
 class LiveScreen:
