@@ -125,10 +125,14 @@ def precompute(
         print(
             f"fold {fold.index}: train rows {fold.train[0]}..{fold.train[1] - 1}, purge {fold.purge}, test {test} UTC"
         )
-    labels = [
-        {"fold": f.index, "label": f"fold {f.index} - {f.dates['test'][0][5:16].replace('T', ' ')}"} for f in chosen
-    ]
+    labels = [_label(f.index, f.dates["test"][0]) for f in chosen]
     _output(outputs, folds=json.dumps(labels))
+
+
+def _label(fold: int, start: str) -> dict[str, Any]:
+    """A fold as workflows name it: for people, and with the few characters that a node's name may have."""
+    label = f"fold {fold} - {start[5:16].replace('T', ' ')}"
+    return {"fold": fold, "label": label, "node": label.replace(" - ", "-").replace(" ", "-").replace(":", ".")}
 
 
 def _only(text: str, folds: int) -> set[int]:

@@ -25,7 +25,6 @@ from workflows.substitute import as_text, resolve
 INTERRUPTED = 75
 GATE_FAILED = 3
 LOCAL_BACKOFF = 0.1  # of the template's: 1 s, 2 s, ... up to 30 s; a process comes back sooner than a node
-DISPLAY_NAME = "workflows.argoproj.io/display-name"
 
 
 @dataclass
@@ -92,8 +91,8 @@ class LocalRunner:
         scope = {"workflow": self.workflow, "inputs": {"parameters": _inputs(template, inputs)}}
         if "dag" in template:
             return await self._dag(template, scope)
-        label = resolve(template.get("annotations", {}).get(DISPLAY_NAME, name), scope)
-        node = Node(name=name, task=template_name, label=label, inputs=scope["inputs"]["parameters"])
+        given = scope["inputs"]["parameters"]
+        node = Node(name=name, task=template_name, label=given.get("label", name), inputs=given)
         self.nodes.append(node)
         return await self.pods.run(template, scope, node)
 

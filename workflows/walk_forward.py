@@ -58,7 +58,7 @@ def precompute(only_folds: str) -> Container:
 def train() -> Container:
     """One fold: trains, then evaluates out of sample. Resumes from its newest checkpoint."""
     args = ["train", "--fold", of_inputs("fold"), "--resume", "auto", *run_options()]
-    inputs = [*RUN_INPUTS, Parameter(name="fold"), Parameter(name="label")]
+    inputs = [*RUN_INPUTS, Parameter(name="fold"), Parameter(name="label"), Parameter(name="node")]
     files = (("metrics", "metrics.jsonl"), ("fold-result", "fold_result.json"))
     outputs = [output("wr"), output("hold-pct"), *(output_file(name, file) for name, file in files)]
     deadline = of_workflow("attempt-deadline-s")
@@ -110,7 +110,7 @@ def template() -> WorkflowTemplate:
                 name="train",
                 template=steps["train"],
                 depends="precompute",
-                arguments=run_arguments(fold="{{item.fold}}", label="{{item.label}}"),
+                arguments=run_arguments(fold="{{item.fold}}", label="{{item.label}}", node="{{item.node}}"),
                 with_param=of_task("precompute", "folds"),
             )
             for leaf in ("gate", "report"):
@@ -126,5 +126,5 @@ def rendered() -> dict[str, Any]:
     tree: dict[str, Any] = template().to_dict()
     for part in tree["spec"]["templates"]:
         if part["name"] == "train":
-            part["annotations"] = {DISPLAY_NAME: of_inputs("label")}
+            part["annotations"] = {DISPLAY_NAME: of_inputs("node")}
     return tree

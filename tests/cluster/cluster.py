@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tests.cluster import argo, builds, host, images, node, prerequisites, s3
@@ -48,12 +49,24 @@ def up() -> Facts:
     """Starts the cluster; one that is up already is kept. Whatever goes wrong, Ctrl-C too, takes all of it down."""
     with host.exclusive():
         if is_up():
-            return Facts.read()
+            return _refresh(Facts.read())
         image, archives = prepare()
         if leftover := host.undo():
             print(f"cleaned after an earlier cluster: {', '.join(leftover)}", file=sys.stderr)
         with _all_or_nothing():
             return _start(image, archives)
+
+
+def _refresh(facts: Facts) -> Facts:
+    """A cluster that is up gets the image and the templates of the code as it is now."""
+    image, archive = images.project()
+    if image != facts.image:
+        with _step(f"{image} on every node"), ThreadPoolExecutor() as pool:
+            list(pool.map(lambda spec: node.load(spec, archive), NODES))
+        facts = replace(facts, image=image)
+        facts.write()
+    argo.install_templates(facts)
+    return facts
 
 
 @contextmanager

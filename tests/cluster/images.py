@@ -176,20 +176,29 @@ def project() -> tuple[str, Path]:
 
 
 def seed(archives: list[Path]) -> Path:
-    """A containerd root that holds these images, imported once and kept until they change."""
+    """A containerd root that holds these images, imported once and kept until they change.
+
+    It starts from the one before it, which has most of the layers.
+    """
     key = hashlib.sha256(" ".join(sorted(path.name for path in archives)).encode()).hexdigest()[:16]
     path = CACHE / "seeds" / key
     if path.is_dir():
         return path
-    for old in path.parent.glob("*"):
-        shutil.rmtree(old)
     path.parent.mkdir(parents=True, exist_ok=True)
+    earlier = sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)
     importer = NodeSpec("seed", "", 0, 0, (0, 0))
+    importer.folder.mkdir()
+    if earlier:
+        node.copy_root(earlier[-1], importer.folder / "root")
     node.run_containerd(importer)
-    for file in archives:
-        node.ctr(importer, "images", "import", "--all-platforms", file)
+    old = set(node.ctr(importer, "images", "ls", "-q").split())
+    new = {node.load(importer, file) for file in archives}
+    for image in old - new:
+        node.ctr(importer, "images", "rm", "--sync", image)
     kill_cgroup(f"{CGROUP}/{node.services(importer)}")
     aside = path.with_suffix(".making")
     run("mv", importer.folder / "root", aside)
     aside.rename(path)
+    for folder in earlier:
+        shutil.rmtree(folder)
     return path

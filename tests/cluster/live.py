@@ -17,12 +17,13 @@ from tests.cluster.layout import CLAIM, CPU_POOL, GPU_POOL, NAMESPACE, Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = "alpha-rl-runs"
-N_STEPS = 1000
+N_STEPS = 500
 DATA = "synthetic:signal=0.75,rows=8000"
 # A study of seconds. The gate asks for nothing, so that a study is green exactly when its machinery worked.
 SETTINGS = {
     "env.episode_len": "64",
-    "run.checkpoint_every": "200",
+    "learn.batch": "32",
+    "run.checkpoint_every": "100",
     "run.metrics_every": "10",
     "run.validate_every": "0",
     "eval.bootstrap_samples": "200",

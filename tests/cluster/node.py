@@ -154,6 +154,10 @@ def ctr(node: NodeSpec, *argv: str | Path) -> str:
     return run("ctr", "--address", node.socket, "--namespace", "k8s.io", *argv)
 
 
+def load(node: NodeSpec, archive: Path) -> None:
+    ctr(node, "images", "import", "--all-platforms", archive)
+
+
 def _answers(node: NodeSpec) -> bool:
     """Whether the plugin that serves the kubelet is up; the socket answers before it is."""
     try:

@@ -14,7 +14,7 @@ from tests.cluster.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cluster
 Own = tuple[Live, Facts]
-CHECKPOINT_EVERY = 200
+CHECKPOINT_EVERY = 100
 _FIND_TRAINER = (
     "import glob, os, signal\n"
     "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
@@ -173,7 +173,7 @@ def test_a_fold_that_fails_for_good_leaves_the_others_and_a_report(own: Own, und
     name = live.submit("one-fails")
     assert live.wait(name) == "Failed"
     failed = [n for n in live.nodes(name, "train", "Retry") if n["phase"] != "Succeeded"]
-    assert [n["displayName"][:6] for n in failed] == ["fold 1"]
+    assert [n["displayName"][:7] for n in failed] == ["fold-1-"]
     assert "exit code 2" in failed[0]["message"]
     (gate,), (report,) = (live.nodes(name, leaf, "Retry") for leaf in ("gate", "report"))
     assert (gate["phase"], report["phase"]) == ("Failed", "Succeeded")

@@ -30,7 +30,7 @@ def test_what_the_argo_page_shows(own: Own, undisturbed: Undisturbed) -> None:
     train = [n for n in nodes if n.get("templateName") == "train" and n["type"] == "Retry"]
     assert len(train) == 3
     for fold, node in enumerate(sorted(train, key=lambda n: n["displayName"])):
-        assert node["displayName"].startswith(f"fold {fold} - 01-02 "), node["displayName"]
+        assert node["displayName"].startswith(f"fold-{fold}-01-02-"), node["displayName"]
         outputs = {p["name"]: p["value"] for p in node["outputs"]["parameters"]}
         _, outcome = undisturbed.folds[fold]
         assert outputs["wr"] == f"{outcome['policy']['wr']:.4f}"

@@ -83,7 +83,8 @@ def write_outputs(args: argparse.Namespace, folder: Path) -> None:
     outputs = Path(args.outputs)
     if args.command == "precompute":
         wanted = [int(f) for f in args.only_folds.split(",") if f] or list(range(int(args.folds)))
-        (outputs / "folds").write_text(json.dumps([{"fold": f, "label": f"fold {f} - 12-25 23:30"} for f in wanted]))
+        named = [{"fold": f, "label": f"fold {f} - 12-25 23:30", "node": f"fold-{f}-12-25"} for f in wanted]
+        (outputs / "folds").write_text(json.dumps(named))
     elif args.command == "train":
         (outputs / "wr").write_text("0.61\n")
         (folder / f"done{args.fold}").write_text("")
