@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -120,9 +121,9 @@ def bounds_of(start: np.ndarray) -> np.ndarray:
     return np.stack([low, high], axis=1)
 
 
-def _cuda_table() -> dict[str, object]:
+def _cuda_table() -> dict[str, Any]:
     """The table as initialisers of constant arrays; UP and DOWN multiply the output of a signal beyond its band."""
-    columns = {
+    columns: dict[str, list[Any]] = {
         "SIGNAL": _SIGNAL.tolist(),
         "FACTOR": _FACTOR.tolist(),
         "TARGET": _TARGET.tolist(),
