@@ -13,9 +13,12 @@ def reference(x: Any, out: Any) -> None:
 
 
 def _launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
-    """1024 threads on 32 columns; on 8, the least that reads whole 32-byte sectors, where that fills a GPU better."""
-    columns = 32 if sizes["C"] >= 4096 else 8
-    return (-(-sizes["C"] // columns),), (columns, 1024 // columns), 0
+    """512 threads on 16 columns, or on 8, the least that reads whole 32-byte sectors, as only more blocks fill a GPU.
+
+    Measured at 2048 rows on an H200: 4032 columns by 16 / 8 take 5.9 / 9.4 us, 256 columns 3.3 / 3.1.
+    """
+    columns = 16 if sizes["C"] >= 2048 else 8
+    return (-(-sizes["C"] // columns),), (columns, 512 // columns), 0
 
 
 KERNEL = Kernel(

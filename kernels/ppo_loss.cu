@@ -2,6 +2,7 @@
 // gets, in a fixed order. From one to the other the figures of a row, already weighted by its share in the means, travel
 // in the last padding columns of its d_out, which phase 2 leaves at zero as the table says.
 #include "reduce.cuh"
+#include "block.cuh"
 
 #define ARGS                                                                                                         \
     const float* __restrict__ out, const int* __restrict__ action, const float* __restrict__ log_mu_old,             \
@@ -20,13 +21,15 @@ static_assert(LANES <= 32, "a warp holds a row");
 static_assert(HEAD_WIDTH % 4 == 0 && HEAD_WIDTH - HEAD_USED >= FIGURES, "no room for the figures");
 
 extern "C" __global__ void ppo_loss(ARGS) {
+    __shared__ int scratch[32];
     int n_live = 0, n_known = 0;
-    for (int first = 0; first < M; first += blockDim.x) {
-        const int i = first + threadIdx.x;
-        const bool counts = i < M && valid[i];
-        n_live += __syncthreads_count(counts);
-        n_known += __syncthreads_count(counts && aux_label[i] >= 0);
+    for (int i = threadIdx.x; i < M; i += blockDim.x) {
+        const int counts = valid[i] != 0, labelled = aux_label[i] >= 0;
+        n_live += counts;
+        n_known += counts & labelled;
     }
+    n_live = block_total(n_live, scratch);
+    n_known = block_total(n_known, scratch);
     const int lane = threadIdx.x % 32;
     const i64 m = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     if (m >= M) return;

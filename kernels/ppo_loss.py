@@ -147,7 +147,7 @@ KERNEL = Kernel(
     ppo_loss,
     launcher=lambda sizes, scalars: [
         ("ppo_loss", (-(-sizes["M"] // 8),), (256,), 0),  # a warp a row
-        ("ppo_loss_finish", (1,), (1024,), 0),
+        ("ppo_loss_finish", (1,), (256,), 0),
     ],
     tolerance=(1e-5, 1e-4, "float32 exp and log of ratios, then sums over M rows"),
     constants=CONSTANTS | cuda_constants(),
