@@ -42,7 +42,7 @@ from workflows.pod_state import (
     suspicious,
 )
 
-GATE = "gate"
+GATE, EXIT_HANDLER = "gate", "summary"
 INTERRUPTED, GATE_FAILED = 75, 3
 BACKOFF, EVALUATING, SAVING = "Backoff", "Evaluating", "Saving"  # a retry waits; trained to the end; asked to stop
 OVER = (SUCCEEDED, FAILED, ERROR, "Skipped", "Omitted")
@@ -332,7 +332,6 @@ def exit_code(study: Study) -> int | None:
         return 0
     if study.shutdown:
         return INTERRUPTED
-    codes = [
-        task.attempts[-1].exit_code or 1 for task in study.tasks if task.phase in (FAILED, ERROR) and task.attempts
-    ]
+    failed = [task for task in study.tasks if task.phase in (FAILED, ERROR) and task.attempts]
+    codes = [task.attempts[-1].exit_code or 1 for task in failed if task.task != EXIT_HANDLER]
     return next((code for code in codes if code != GATE_FAILED), codes[0] if codes else 1)

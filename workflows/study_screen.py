@@ -26,6 +26,7 @@ _BAR = 12
 _FIGURES = ("l_q", "entropy", "wr", "hold_pct")
 _PLAIN_EVERY = 30.0  # seconds between plain lines of a fold that only moved on
 _PAST_SHOWN = 3
+_NOT_RETRIED = "retryStrategy.expression evaluated to false"  # every failure that isn't retried says so
 _WIDE, _HEADED = 140, 100  # terminals with room for figures, and where those begin
 
 
@@ -144,8 +145,9 @@ def fold_block(task: Task, width: int = 100, past: int = _PAST_SHOWN) -> list[Li
 
 def _own_reason(task: Task) -> str:
     """Why a task failed where its last attempt's end doesn't say it, such as a refusal by the controller."""
-    told = task.past[-1].why if task.past else ""
-    return task.message if task.phase in (status.FAILED, status.ERROR) and task.message != told else ""
+    if task.phase not in (status.FAILED, status.ERROR) or task.message == _NOT_RETRIED:
+        return ""
+    return "" if task.past and task.message == task.past[-1].why else task.message
 
 
 def _wrapped(style: str, text: str, width: int) -> list[Line]:

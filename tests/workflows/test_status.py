@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -260,6 +261,7 @@ GATE_FAILED = {"phase": "Failed", "code": 3}
         ("Failed", [("gate", GATE_FAILED, None), ("train", FAILED, 1)], "", 1),
         ("Failed", [("train", {"phase": "Failed", "code": 76}, 1), ("gate", GATE_FAILED, None)], "", 76),
         ("Failed", [("train", FAILED, 1)], "Stop", 75),
+        ("Failed", [("gate", GATE_FAILED, None), ("summary", FAILED, None)], "", 3),
         ("Error", [], "", 1),
         ("Failed", [("train", {"phase": "Error", "message": "pod deleted"}, 1)], "", 1),
     ],
@@ -285,6 +287,34 @@ def test_nothing_goes_on_in_a_workflow_that_is_over():
     )
     first, second = build(study).folds
     assert (first.phase, first.past[0].why, second.phase, second.trouble) == ("Failed", "stopped", "Failed", None)
+
+
+def recorded(name: str) -> status.Study:
+    """A Workflow as a controller 4.0.5 left it."""
+    return status.build(json.loads((Path(__file__).parent / "recorded" / f"{name}.json").read_text()), now=NOW)
+
+
+def test_a_recorded_study_whose_pod_was_deleted():
+    found = recorded("retried")
+    assert [task.name for task in found.tasks] == [
+        *("resolve", "precompute", "train-0", "train-1", "gate", "report", "summary")
+    ]
+    first, second = found.folds
+    assert (first.label, first.step, first.total) == ("fold 0 - 01-02 15:14", 400, 400)
+    assert first.outputs == {"wr": "0.6923", "hold-pct": "87.6226"}
+    assert [(a.node, a.why) for a in second.attempts] == [("gpu-a", "pod deleted"), ("gpu-a", "")]
+    assert second.attempts[0].pod.endswith("-train-1788922132"), "as the pod was called"
+    gate = next(task for task in found.tasks if task.task == "gate")
+    assert gate.outputs["verdict"] == "failed" and gate.past[0].why == "gate failed (exit 3)"
+    assert found.run_id == "retried" and status.exit_code(found) == 3
+
+
+def test_a_recorded_study_that_was_stopped():
+    found = recorded("stopped")
+    refused, second = found.folds
+    assert "displayName must match" in refused.message and refused.phase == "Error"
+    assert (second.phase, second.past[0].why) == ("Failed", "stopped, state saved (exit 75)")
+    assert found.shutdown == "Stop" and status.exit_code(found) == 75
 
 
 def test_the_whole_model_is_json():
