@@ -34,15 +34,15 @@ def is_up() -> bool:
     return bool(host.journal("ready")) and {"etcd", "kube-apiserver"} <= running
 
 
-def prepare() -> tuple[str, list[Path]]:
-    """Packages, programs and images: what is kept from one cluster to the next. Returns the project's image."""
+def prepare() -> tuple[str, dict[str, Path]]:
+    """Packages, programs and images, kept from one cluster to the next: (the project's image, image -> archive)."""
     if reason := prerequisites.reason_to_skip() or prerequisites.install():
         raise Skip(reason)
     with _step("programs"):
         builds.build()
     with _step("images"):
         image, archive = images.project()
-        return image, [images.pause(), *images.argo_images(), archive]
+        return image, {**images.tools(), image: archive}
 
 
 def up() -> Facts:
@@ -88,7 +88,7 @@ def _all_or_nothing() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start(image: str, archives: list[Path]) -> Facts:
+def _start(image: str, archives: dict[str, Path]) -> Facts:
     started = time.monotonic()
     host.remember_sysctls()
     facts = Facts(host.free_prefix(), image, images.branch(), secrets.token_hex(8), secrets.token_hex(16))
@@ -116,7 +116,7 @@ def _start(image: str, archives: list[Path]) -> Facts:
     return facts
 
 
-def _start_machines(facts: Facts, archives: list[Path]) -> None:
+def _start_machines(facts: Facts, archives: dict[str, Path]) -> None:
     seed = images.seed(archives)
     for spec in NODES:
         node.start_containerd(spec, facts, seed)

@@ -99,8 +99,10 @@ def argo(image: str, name: str) -> Path:
     return archive(image, key)
 
 
-def argo_images() -> list[Path]:
-    return [argo(EXECUTOR, "argoexec"), argo(CONTROLLER_IMAGE, "workflow-controller")]
+def tools() -> dict[str, Path]:
+    """Image -> archive of everything but the project."""
+    names = {EXECUTOR: "argoexec", CONTROLLER_IMAGE: "workflow-controller"}
+    return {PAUSE: pause(), **{image: argo(image, name) for image, name in names.items()}}
 
 
 def _mirror() -> str:
@@ -175,12 +177,12 @@ def project() -> tuple[str, Path]:
     return image, archive(image, key)
 
 
-def seed(archives: list[Path]) -> Path:
+def seed(archives: dict[str, Path]) -> Path:
     """A containerd root that holds these images, imported once and kept until they change.
 
     It starts from the one before it, which has most of the layers.
     """
-    key = hashlib.sha256(" ".join(sorted(path.name for path in archives)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(" ".join(sorted(path.name for path in archives.values())).encode()).hexdigest()[:16]
     path = CACHE / "seeds" / key
     if path.is_dir():
         return path
@@ -191,10 +193,11 @@ def seed(archives: list[Path]) -> Path:
     if earlier:
         node.copy_root(earlier[-1], importer.folder / "root")
     node.run_containerd(importer)
-    old = set(node.ctr(importer, "images", "ls", "-q").split())
-    new = {node.load(importer, file) for file in archives}
-    for image in old - new:
-        node.ctr(importer, "images", "rm", "--sync", image)
+    for file in archives.values():
+        node.load(importer, file)
+    for image in node.ctr(importer, "images", "ls", "-q").split():
+        if image.startswith("localhost/") and image not in archives:
+            node.ctr(importer, "images", "rm", "--sync", image)
     kill_cgroup(f"{CGROUP}/{node.services(importer)}")
     aside = path.with_suffix(".making")
     run("mv", importer.folder / "root", aside)
