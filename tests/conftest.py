@@ -1,8 +1,15 @@
 """Shared helpers: where real market data lies, if it is there."""
 
-from pathlib import Path
+import os
 
-import pytest
+# Before NumPy is loaded: one BLAS thread, as the command line has it. More would change bits, and on a busy machine
+# their waiting for each other costs several times the work.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
