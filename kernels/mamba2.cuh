@@ -43,14 +43,17 @@ struct Taps {
 // One row of V channels in the convolution.
 template <int V>
 struct ConvRow {
-    int k, slot;  // slot = k % AHEAD, known to the compiler
+    int k;
     Pack<V> value, slope, u[4];  // SiLU and its slope; inputs at k - 3 .. k
 };
 
-// Calls use(ConvRow) for k = 0 .. K - 1. `u`: V channels at row 0. Loads run AHEAD rows ahead.
-template <int V, class Use>
-__device__ inline void for_conv_rows(const float* u, int stride, int K, const Taps<V>& taps, Use use) {
+// Calls use(ConvRow) for k = 0 .. K - 1. `u`: V channels at row 0. Loads run AHEAD rows ahead. ROWS: K where it is known, a
+// multiple of AHEAD, else 0. UNROLLED: row.k is known to the compiler too, at the price of ROWS times the code.
+template <int V, int ROWS, bool UNROLLED, class Use>
+__device__ inline void for_conv_rows(const float* u, int stride, int rows, const Taps<V>& taps, Use use) {
+    const int K = ROWS ? ROWS : rows;
     ConvRow<V> row = {};
+#pragma unroll (UNROLLED ? ROWS / AHEAD : 1)
     for (int k0 = 0; k0 < K; k0 += AHEAD) {
         Pack<V> next[AHEAD];
 #pragma unroll
@@ -59,7 +62,7 @@ __device__ inline void for_conv_rows(const float* u, int stride, int K, const Ta
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             if (k0 + i >= K) break;
-            row.k = k0 + i; row.slot = i;
+            row.k = k0 + i;
             row.u[0] = row.u[1]; row.u[1] = row.u[2]; row.u[2] = row.u[3]; row.u[3] = next[i];
 #pragma unroll
             for (int v = 0; v < V; ++v) {
@@ -78,11 +81,12 @@ __device__ inline void for_conv_rows(const float* u, int stride, int K, const Ta
 // Backward of the convolution and SiLU at V channels: dvalue(ConvRow) -> gradient of SiLU's output; writes du, and the
 // window's gradients of taps and bias. A row of du is written three rows after its dvalue was asked for, so both may lie
 // in the same place. K >= 4.
-template <int V, class Dvalue>
+template <int V, int ROWS, class Dvalue>
 __device__ inline void conv_backward(
-    const float* u, int stride, int K, const Taps<V>& taps, Dvalue dvalue, float* du, float* dweight, float* dbias, int CH) {
+    const float* u, int stride, int rows, const Taps<V>& taps, Dvalue dvalue, float* du, float* dweight, float* dbias, int CH) {
+    const int K = ROWS ? ROWS : rows;
     Pack<V> d[4] = {}, dw[4] = {}, db = {}, out;  // d[j]: gradient before SiLU at row k - 3 + j
-    for_conv_rows<V>(u, stride, K, taps, [&](const ConvRow<V>& row) {
+    for_conv_rows<V, ROWS, false>(u, stride, K, taps, [&](const ConvRow<V>& row) {
         const Pack<V> dv = dvalue(row);
         d[0] = d[1]; d[1] = d[2]; d[2] = d[3];
 #pragma unroll
@@ -127,10 +131,16 @@ struct Places {
     }
     // Zeros between the vectors.
     __device__ void clear_padding(float* partial, int CH, int HD, int DI) const {
-        const int from[] = {4 * CH, conv_bias + CH, dt_bias + HD, a_log + HD, d_skip + HD, norm + DI};
-        const int to[] = {conv_bias, dt_bias, a_log, d_skip, norm, end};
-        for (int i = 0; i < 6; ++i)
-            for (int at = from[i] + threadIdx.x; at < to[i]; at += blockDim.x) partial[at] = 0.0f;
+        clear(partial, 4 * CH, conv_bias);
+        clear(partial, conv_bias + CH, dt_bias);
+        clear(partial, dt_bias + HD, a_log);
+        clear(partial, a_log + HD, d_skip);
+        clear(partial, d_skip + HD, norm);
+        clear(partial, norm + DI, end);
+    }
+    __device__ static void clear(float* partial, int from, int to) {
+        if (from + (int)threadIdx.x < to) partial[from + threadIdx.x] = 0.0f;  // fewer than 64
+        if (blockDim.x < 64 && from + (int)threadIdx.x + 32 < to) partial[from + threadIdx.x + 32] = 0.0f;
     }
 };
 

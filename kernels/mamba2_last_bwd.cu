@@ -1,5 +1,6 @@
-// One block a window, one warp a head, three passes over x's channels (output, dY . x, gradients), each from its
-// convolution again: the second and third find the window in L2.
+// One block a window, one warp a head, three passes over x's channels: output, dY . x, gradients. In the profiles' shape x
+// stays in registers for the second (64 of them a lane); the third computes the convolution again and finds the window in
+// L2. At 1024 windows of the seed size 177 MB move (about 45 us).
 #include "mamba2_last.cuh"
 
 // v [8] -> lane l gets the warp's sum of v[l / 4]: 9 shuffles instead of 40.
@@ -18,47 +19,57 @@ __device__ inline float eight_sums(float (&v)[AHEAD]) {
     return v[0] + __shfl_xor_sync(~0u, v[0], 1);
 }
 
-// q [K, HD] = dy_h . x_kh.
-template <int V>
+// q [HD, K] = dy_h . x_kh, x from its convolution again.
 __device__ inline void project(
     const float* u, const float* conv_weight, const float* conv_bias, const float* dy, float* q, int K, int E, int N,
     int DI, int CH, int HD) {
     const int lane = threadIdx.x % 32, P = DI / HD;
     for (int h = threadIdx.x / 32; h < HD; h += blockDim.x / 32)
-        for (int p0 = 0; p0 < P; p0 += 32 * V) {
-            // Every lane takes part in the sums; one without channels of its own repeats the last ones, times zero.
-            const bool own = p0 + lane * V < P;
-            const int at = h * P + (own ? p0 + lane * V : P - V), ch = 2 * N + at;
-            const Taps<V> taps(conv_weight + ch, conv_bias + ch, CH);
-            Pack<V> d = load<V>(dy + at);
-            for (int v = 0; v < V; ++v) d.v[v] = own ? d.v[v] : 0.0f;
-            float terms[AHEAD] = {};
-            for_conv_rows<V>(u + N + at, E, K, taps, [&](const ConvRow<V>& x) {
-                float term = 0.0f;
-                for (int v = 0; v < V; ++v) term += d.v[v] * x.value.v[v];
-                terms[x.slot] = term;
-                if (x.slot < AHEAD - 1 && x.k < K - 1) return;
-                const float sum = eight_sums(terms);  // beyond the last row: of old terms, not stored
-                const int row = x.k - x.slot + lane / 4;
-                if (lane % 4 == 0 && row < K) q[row * HD + h] = p0 ? q[row * HD + h] + sum : sum;
+        for (int p0 = 0; p0 < P; p0 += 32) {
+            // Every lane takes part in the sums; one without a channel of its own repeats the last one, times zero.
+            const bool own = p0 + lane < P;
+            const int at = h * P + (own ? p0 + lane : P - 1), ch = 2 * N + at;
+            const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
+            const float d = own ? dy[at] : 0.0f;
+            for_conv_rows<1, 0, false>(u + N + at, E, K, taps, [&](const ConvRow<1>& x) {
+                const float sum = warp_sum(d * x.value.v[0]);
+                if (lane == 0) q[h * K + x.k] = p0 ? q[h * K + x.k] + sum : sum;
             });
         }
-    __syncthreads();
 }
 
-template <int V>
+// The same of 32 rows that a warp has in registers.
+__device__ inline void project(const Pack<2> (&x)[32], Pack<2> d, float* q) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k0 = 0; k0 < 32; k0 += AHEAD) {
+        float terms[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) terms[i] = d.v[0] * x[k0 + i].v[0] + d.v[1] * x[k0 + i].v[1];
+        const float sum = eight_sums(terms);
+        if (lane % 4 == 0) q[k0 + lane / 4] = sum;
+    }
+}
+
+template <int ROWS>
 __device__ inline void mixer_last_backward(
     const float* dout, const float* u, const float* c, const float* z, const float* conv_weight, const float* conv_bias,
     const float* dt_bias, const float* a_log, const float* d_skip, const float* norm_weight, float eps, float* du,
-    float* dc, float* dz, float* partial, i64 RN, int K, int E, int N, int DI, int CH, int HD) {
+    float* dc, float* dz, float* partial, i64 RN, int rows, int E, int N, int DI, int CH, int HD) {
     extern __shared__ float shared[];
+    constexpr int V = LANE<ROWS>;
+    const int K = ROWS ? ROWS : rows;
     float *x_last = shared, *dy = x_last + DI;
     const LastRow s(dy + DI, K, N, HD, DI);
     float *q = s.end, *dscore = q + K * HD;
     const Places at(CH, HD, DI);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, P = DI / HD;
-    last_weights(s, u, c, conv_weight, conv_bias, dt_bias, a_log, RN, K, E, N, DI, CH, HD);
-    last_output<V>(s, u, conv_weight, conv_bias, d_skip, x_last, K, E, N, DI, CH, HD);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, P = ROWS ? 64 : DI / HD;
+    Pack<V> x[ROWS ? ROWS : 1];
+    last_weights<ROWS>(s, u, c, conv_weight, conv_bias, dt_bias, a_log, RN, K, E, N, DI, CH, HD);
+    last_output<ROWS, (ROWS > 0)>(s, u, conv_weight, conv_bias, d_skip, K, E, N, DI, CH, HD, [&](const ConvRow<V>& row, int i) {
+        if constexpr (ROWS > 0) x[row.k] = row.value;
+        if (row.k == K - 1) store<V>(x_last + i, row.value);
+    });
 
     float sums[2] = {};  // of g^2 and of dout weight g
     for (int i = threadIdx.x; i < DI; i += blockDim.x) {
@@ -77,10 +88,15 @@ __device__ inline void mixer_last_backward(
     at.clear_padding(partial, CH, HD, DI);
     __syncthreads();
 
-    project<V>(u, conv_weight, conv_bias, dy, q, K, E, N, DI, CH, HD);
+    if constexpr (ROWS > 0) {
+        if (warp < HD) project(x, load<2>(dy + warp * P + 2 * lane), q + warp * K);
+    } else {
+        project(u, conv_weight, conv_bias, dy, q, K, E, N, DI, CH, HD);
+    }
+    __syncthreads();
     for (int k = threadIdx.x; k < K; k += blockDim.x) {
         float sum = 0.0f;
-        for (int i = k * HD; i < (k + 1) * HD; ++i) sum += q[i] * s.decay[i] * s.dt[i];
+        for (int i = k; i < HD * K; i += K) sum += q[i] * s.decay[i] * s.dt[i];
         dscore[k] = sum;
     }
     // A warp a head, a lane a row. da_k = sum_{j < k} q_j w_j, the gradient of the row's log decay.
@@ -88,9 +104,9 @@ __device__ inline void mixer_last_backward(
         const float rate = -expf(a_log[h]);
         float bias_sum = 0.0f, rate_sum = 0.0f, skip_sum = 0.0f;
         for (int k = lane; k < K; k += 32) {
-            const int i = k * HD + h;
+            const int i = h * K + k;
             float da = 0.0f;
-            for (int j = h; j < i; j += HD) da += q[j] * s.weight[j];
+            for (int j = h * K; j < i; ++j) da += q[j] * s.weight[j];
             da *= rate;
             const float raw = u[(i64)k * E + N + DI + h] + dt_bias[h];
             const float ddt = (q[i] * s.decay[i] * s.score[k] + da) * sigmoid(raw);
@@ -117,8 +133,8 @@ __device__ inline void mixer_last_backward(
             const Taps<V> taps(conv_weight + ch, conv_bias + ch, CH);
             const Pack<V> factor = load<V>(of_x ? dy + n - N : s.cs + n);
             Pack<V> dcs = {};
-            conv_backward<V>(u + n, E, K, taps, [&](const ConvRow<V>& row) {
-                float scale = of_x ? s.weight[row.k * HD + task] : dscore[row.k];
+            conv_backward<V, ROWS>(u + n, E, K, taps, [&](const ConvRow<V>& row) {
+                float scale = of_x ? s.weight[task * K + row.k] : dscore[row.k];
                 if (of_x && row.k == K - 1) scale += d_skip[task];
                 Pack<V> d;
                 for (int v = 0; v < V; ++v) {
@@ -160,12 +176,12 @@ extern "C" __global__ void __launch_bounds__(288, 2) mamba2_last_bwd(
     float* __restrict__ partial,            // [R, V]
     const int R, const int DI, const int K, const int E, const int N, const int CH, const int HD, const int V) {
     const i64 r = blockIdx.x, window = r * K * E;
-    if ((E | N | (DI / HD) | CH) % 2 == 0)
-        mixer_last_backward<2>(dy + r * DI, bxdt + window, c + r * N, z + r * DI, conv_weight, conv_bias, dt_bias, a_log,
-                               d_skip, norm_weight, eps, dbxdt + window, dc + r * N, dz + r * DI, partial + r * V,
-                               (i64)R * N, K, E, N, DI, CH, HD);
+    if (profile_shape(K, E, N, DI, HD))
+        mixer_last_backward<32>(dy + r * DI, bxdt + window, c + r * N, z + r * DI, conv_weight, conv_bias, dt_bias, a_log,
+                                d_skip, norm_weight, eps, dbxdt + window, dc + r * N, dz + r * DI, partial + r * V,
+                                (i64)R * N, K, E, N, DI, CH, HD);
     else
-        mixer_last_backward<1>(dy + r * DI, bxdt + window, c + r * N, z + r * DI, conv_weight, conv_bias, dt_bias, a_log,
+        mixer_last_backward<0>(dy + r * DI, bxdt + window, c + r * N, z + r * DI, conv_weight, conv_bias, dt_bias, a_log,
                                d_skip, norm_weight, eps, dbxdt + window, dc + r * N, dz + r * DI, partial + r * V,
                                (i64)R * N, K, E, N, DI, CH, HD);
 }

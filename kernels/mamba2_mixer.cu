@@ -27,9 +27,11 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
     float* squares = score + ROWS * GS + HD * (8 * MS + 3 * ROWS);      // [HD, 32]
 
     const float* window = zcbxdt + (i64)blockIdx.x * ROWS * E;
-    prefetch_rows(window, E, DI / 32, ROWS);
+    const Channels channels = {cs, bs, x, DI};
+    load_window(window + DI, E, channels, CH);
     const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h];
-    conv_window(window + DI, E, conv_weight, conv_bias, cs, bs, x, DI, CH);
+    prefetch_rows(window, E, DI / 32, ROWS);  // the gate, needed at the end
+    conv_window<0>(conv_weight, conv_bias, channels, CH);
     decay_prefix(raw, a_log[h], dt, prefix);
     __syncthreads();
     scores<GS>(cs, bs, score);
@@ -56,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
             *(float4*)(m + c * MS + r * 8 + 4) = make_float4(v[4], v[5], v[6], v[7]);
         }
         __syncwarp();
-#pragma unroll
+#pragma unroll 4
         for (int k = 0; k < 8; ++k) {
             const float4 x0 = at4(xh + (8 * q + k) * DI), x1 = at4(xh + (8 * q + k) * DI + 32);
             const float4 m0 = q < 2 ? at4(m + k * MS + r * 8) : zero4(), m1 = at4(m + k * MS + r * 8 + 4);

@@ -54,10 +54,17 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     const float *window = zcbxdt + first_row * E, *dout = dy + first_row * DI + col0, *z = window + col0;
     float *dwindow = dzcbxdt + first_row * E, *grads = partial + (i64)blockIdx.x * V;
     const Places at(CH, HD, DI);
-    prefetch_rows(window, E, DI / 32, ROWS);
-    prefetch_rows(dy + first_row * DI, DI, DI / 32, ROWS);
-    conv_window(window + DI, E, conv_weight, conv_bias, cs, bs, x, XS, CH);
+    const Channels channels = {cs, bs, x, XS};
+    load_window(window + DI, E, channels, CH);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // dout waits where dY will be
+        const int t = row0 + i / 2 * 8, n = i % 2 * 32;
+        copy_async(g + t * XS + col0 + n, dout + t * DI + n);
+    }
+    copies_end();
     const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], rate = -expf(a_log[h]);
+    prefetch_rows(window, E, DI / 32, ROWS);  // the gate
+    conv_window<1>(conv_weight, conv_bias, channels, CH);
     if (!odd) decay_prefix(raw, a_log[h], dt, prefix);
     __syncthreads();
     scores<GS>(cs, bs, score);
@@ -83,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         }
         *(float4*)(m + c * MS + r * 4) = make_float4(v[0], v[1], v[2], v[3]);
         __syncwarp();
-#pragma unroll
+#pragma unroll 4
         for (int j = 0; j < 8; ++j) {
             const float4 mj = at4(m + j * MS + r * 4), x0 = at4(xh + (8 * q + j) * XS), x1 = at4(xh + (8 * q + j) * XS + 32);
             if (q == 0) outer<0, 4>(acc, mj, x0, x1);
@@ -93,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         }
     }
 
-    // The gated norm, first its two sums over whole rows. dout waits in shared memory where dY will be.
+    // The gated norm, first its two sums over whole rows.
+    copies_wait<0>();
     float gate[4][8], weight[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) weight[j] = norm_weight[col0 + j % 4 + j / 4 * 32];
@@ -103,9 +111,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         float squares = 0.0f, product = 0.0f;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float4 zt = at4(z + (i64)t * E + 32 * half), d = at4(dout + t * DI + 32 * half);
+            const float4 zt = at4(z + (i64)t * E + 32 * half), d = at4(gh + t * XS + 32 * half);
             const float4 xt = at4(xh + t * XS + 32 * half);
-            *(float4*)(g + t * XS + col0 + 32 * half) = d;
             const float zj[4] = {zt.x, zt.y, zt.z, zt.w}, dj[4] = {d.x, d.y, d.z, d.w}, xj[4] = {xt.x, xt.y, xt.z, xt.w};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -188,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         }
         *(float4*)(m + c * MS + r * 4) = make_float4(v[0], v[1], v[2], v[3]);
         __syncwarp();
-#pragma unroll
+#pragma unroll 4
         for (int j = 0; j < 8; ++j) {
             const float4 mj = at4(m + j * MS + r * 4), d0 = at4(gh + (8 * q + j) * XS), d1 = at4(gh + (8 * q + j) * XS + 32);
             if (q == 0) outer<0, 1>(acc, mj, d0, d1);
@@ -200,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
 
     // Q = dY x^T on and below the diagonal.
     float q[4][4] = {};
-#pragma unroll 4
+#pragma unroll 2
     for (int p = 0; p < WIDE; p += 4) {
         float4 d[4], xk[4];
 #pragma unroll
@@ -247,6 +254,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         *(float4*)(to_x + 32) = make_float4(acc[i][4], acc[i][5], acc[i][6], acc[i][7]);
 #pragma unroll
         for (int j = 0; j < 4; ++j) to_part[8 * j] = q[i][j];
+    }
+    pair_sync(h);
+    {  // through x's SiLU and convolution, a lane a channel
+        const int column = h * WIDE + odd * 32 + lane, ch = 2 * WIDE + column;
+        const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
+        conv_backward<1, ROWS>(window + DI + ch, E, ROWS, taps,
+                               [&](const ConvRow<1>& now) { return load<1>(g + now.k * XS + column); },
+                               dwindow + DI + ch, grads + ch, grads + at.conv_bias + ch, CH);
     }
     if (!odd) {
         // A lane a row. Moving from row j to j + 1, the pairs k < j <= t lose row j and gain column j.
@@ -309,14 +324,22 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     }
     __syncthreads();
 
-    // Through SiLU and the convolution, a warp 64 channels: C, B, then x by head.
-    for (int task = warp; task < HD + 2; task += 2 * HD) {
-        const int ch = task * WIDE + 2 * lane, stride = task < 2 ? CB : XS;
-        const float* dvalue = task < 2 ? x + task * ROWS * CB + 2 * lane : g + (task - 2) * WIDE + 2 * lane;
-        const Taps<2> taps(conv_weight + ch, conv_bias + ch, CH);
-        conv_backward<2>(window + DI + ch, E, ROWS, taps,
-                         [&](const ConvRow<2>& now) { return load<2>(dvalue + now.k * stride); }, dwindow + DI + ch,
-                         grads + ch, grads + at.conv_bias + ch, CH);
+    // Through the SiLU and convolution of C and B, 8 rows of 32 channels a warp; the gradients of taps and biases in parts.
+    for (int task = warp; task < 16; task += 2 * HD) {
+        const int ch = task / 4 * 32 + lane, segment = task % 4;
+        const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
+        float terms[5];
+        conv_backward_segment(window + DI + ch, E, segment * AHEAD, taps, x + ch / WIDE * ROWS * CB + ch % WIDE, CB,
+                              dwindow + DI + ch, terms);
+#pragma unroll
+        for (int j = 0; j < 5; ++j) g[(segment * 5 + j) * 2 * WIDE + ch] = terms[j];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 10 * WIDE; i += blockDim.x) {
+        const int j = i / (2 * WIDE), ch = i % (2 * WIDE);
+        float sum = 0.0f;
+        for (int segment = 0; segment < 4; ++segment) sum += g[segment * 10 * WIDE + i];
+        grads[j < 4 ? j * CH + ch : at.conv_bias + ch] = sum;
     }
 }
 
@@ -430,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(256) mamba2_mixer_bwd_any(ARGS) {
     __syncthreads();
     for (int ch = threadIdx.x; ch < CH; ch += blockDim.x) {
         const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
-        conv_backward<1>(u + ch, E, K, taps, [&](const ConvRow<1>& now) { return load<1>(du + (i64)now.k * E + ch); },
+        conv_backward<1, 0>(u + ch, E, K, taps, [&](const ConvRow<1>& now) { return load<1>(du + (i64)now.k * E + ch); },
                          du + ch, grads + ch, grads + at.conv_bias + ch, CH);
     }
 }

@@ -20,27 +20,64 @@ __device__ inline float4 at4(const float* p) { return *(const float4*)p; }
 
 // Asks for n rows of `lines` 128-byte lines each, `stride` floats apart, to be on their way into L2.
 __device__ inline void prefetch_rows(const float* p, int stride, int lines, int n) {
-    for (int i = threadIdx.x; i < n * lines; i += blockDim.x)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(p + (i64)(i / lines) * stride + i % lines * 32));
+    const int lane = threadIdx.x % 32;  // a line each
+    for (int row = threadIdx.x / 32; row < n && lane < lines; row += blockDim.x / 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p + (i64)row * stride + lane * 32));
 }
 
-// Convolution and SiLU of a window: u, its channels C, B, x at row 0 -> c, b [32, CB], x [32, XS]. A lane computes 8 rows
-// of 4 channels.
-__device__ inline void conv_window(
-    const float* u, int E, const float* weight, const float* bias, float* c, float* b, float* x, int XS, int CH) {
+// 16 bytes from global to shared memory, seen by the calling thread after copies_wait.
+__device__ inline void copy_async(float* to, const float* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+// Ends a group of copies.
+__device__ inline void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most the `pending` youngest groups are still on their way.
+template <int pending>
+__device__ inline void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
+// Where a window's channels C, B, x lie in shared memory: c, b [32, CB], x [32, XS].
+struct Channels {
+    float *c, *b, *x;
+    int XS;
+    __device__ float* at(int ch) const { return ch < WIDE ? c + ch : ch < 2 * WIDE ? b + ch - WIDE : x + ch - 2 * WIDE; }
+    __device__ int stride(int ch) const { return ch < 2 * WIDE ? CB : XS; }
+};
+
+constexpr int ROUNDS = 3;  // groups of 32 channels of a warp, at most: 4 + 2 HD of them for HD warps, HD 4 or 8
+
+// Puts the copies of u, the window's channels at row 0, on their way: ROUNDS groups of copies.
+__device__ inline void load_window(const float* u, int E, const Channels& to, int CH) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1  // code that does not fit the instruction cache costs more
+    for (int round = 0; round < ROUNDS; ++round) {
+        const int group = threadIdx.x / 32 + round * (blockDim.x / 32), ch = group * 32 + lane % 8 * 4;
+        if (group < CH / 32)
+            for (int k = lane / 8; k < ROWS; k += 4) copy_async(to.at(ch) + k * to.stride(ch), u + (i64)k * E + ch);
+        copies_end();
+    }
+}
+
+// Convolution and SiLU in place, by the warp that loaded the channels; LATER groups of copies came after load_window. A
+// lane computes 8 rows of 4 channels; a warp's lanes have read all rows of a group before one is written.
+template <int LATER>
+__device__ inline void conv_window(const float* weight, const float* bias, const Channels& in, int CH) {
     const int lane = threadIdx.x % 32, first = lane / 8 * AHEAD;
-    for (int group = threadIdx.x / 32; group < CH / 32; group += blockDim.x / 32) {
-        const int ch = group * 32 + lane % 8 * 4;
+#pragma unroll 1  // code that does not fit the instruction cache costs more
+    for (int round = 0; round < ROUNDS; ++round) {
+        if (round == 0) copies_wait<ROUNDS - 1 + LATER>();
+        if (round == 1) copies_wait<ROUNDS - 2 + LATER>();
+        if (round == 2) copies_wait<ROUNDS - 3 + LATER>();
+        const int group = threadIdx.x / 32 + round * (blockDim.x / 32), ch = group * 32 + lane % 8 * 4;
+        if (group >= CH / 32) break;
+        __syncwarp();
+        float* to = in.at(ch);
+        const int stride = in.stride(ch);
         float4 row[AHEAD + 3];
 #pragma unroll
-        for (int i = 0; i < AHEAD + 3; ++i) {
-            const int k = first - 3 + i;
-            row[i] = k >= 0 ? at4(u + (i64)k * E + ch) : zero4();
-        }
+        for (int i = 0; i < AHEAD + 3; ++i) row[i] = first + i >= 3 ? at4(to + (first + i - 3) * stride) : zero4();
+        __syncwarp();
         const float4 w0 = at4(weight + ch), w1 = at4(weight + CH + ch), w2 = at4(weight + 2 * CH + ch),
                      w3 = at4(weight + 3 * CH + ch), shift = at4(bias + ch);
-        float* to = ch < WIDE ? c + ch : ch < 2 * WIDE ? b + ch - WIDE : x + ch - 2 * WIDE;
-        const int stride = ch < 2 * WIDE ? CB : XS;
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             const float4 pre = fma4(w0, row[i], fma4(w1, row[i + 1], fma4(w2, row[i + 2], fma4(w3, row[i + 3], shift))));
@@ -73,7 +110,7 @@ __device__ inline void scores(const float* c, const float* b, float* score) {
     for (int task = threadIdx.x; task < 256; task += blockDim.x) {
         const int part = task % 4, k = task / 4 % 8 * 4, t = task / 32 * 4;
         float sum[4][4] = {};
-#pragma unroll
+#pragma unroll 2
         for (int n = part * 4; n < WIDE; n += 16) {
             float4 ct[4], bk[4];
 #pragma unroll
@@ -99,5 +136,39 @@ __device__ inline void scores(const float* c, const float* b, float* score) {
             one[j] = (odd ? two[1][j] : two[0][j]) + __shfl_xor_sync(~0u, send, 1);
         }
         *(float4*)(score + (t + part) * GS + k) = make_float4(one[0], one[1], one[2], one[3]);
+    }
+}
+
+// Backward of convolution and SiLU at one channel and AHEAD rows from `first` on: writes du there, and adds to nothing:
+// terms [5] are these rows' parts of the gradients of the taps and the bias.
+__device__ inline void conv_backward_segment(
+    const float* u, int stride, int first, const Taps<1>& taps, const float* dvalue, int dstride, float* du,
+    float (&terms)[5]) {
+    float in[AHEAD + 6], d[AHEAD + 3];
+#pragma unroll
+    for (int i = 0; i < AHEAD + 6; ++i) {
+        const int k = first - 3 + i;
+        in[i] = k >= 0 && k < ROWS ? u[(i64)k * stride] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 5; ++j) terms[j] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < AHEAD + 3; ++i) {
+        float pre = taps.bias.v[0];
+#pragma unroll
+        for (int j = 3; j >= 0; --j) pre += taps.w[j].v[0] * in[i + j];
+        const float gate = sigmoid(pre), value = pre * gate;
+        d[i] = first + i < ROWS ? silu_slope(value, gate) * dvalue[(first + i) * dstride] : 0.0f;
+        if (i >= AHEAD) continue;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) terms[j] += d[i] * in[i + j];
+        terms[4] += d[i];
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum += taps.w[3 - j].v[0] * d[i + j];
+        du[(i64)(first + i) * stride] = sum;
     }
 }
