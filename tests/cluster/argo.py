@@ -132,6 +132,9 @@ def _controller(facts: Facts) -> dict[str, Any]:
     container["securityContext"]["seccompProfile"] = {"type": "RuntimeDefault"}  # restricted Pod Security asks for it
     container["args"] = [f"--configmap={CONTROLLER}-configmap", f"--executor-image={EXECUTOR}", "--namespaced"]
     container["env"] = [*container.get("env", []), *_api_server(facts)]
+    container["env"].append(
+        {"name": "LEADER_ELECTION_DISABLE", "value": "true"}
+    )  # one is enough, and a busy machine is slow
     deployment["metadata"]["namespace"] = NAMESPACE
     return deployment
 

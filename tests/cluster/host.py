@@ -122,7 +122,9 @@ def make_cgroup(path: str) -> None:
         if _IS_V2:
             for level in (folder.parent, folder):
                 (level / "cgroup.subtree_control").write_text("+cpu +cpuset +memory +pids")
-        elif folder.is_relative_to(_CGROUPS / "cpuset"):
+        if (weight := folder / ("cpu.weight" if _IS_V2 else "cpu.shares")).exists() and "/" not in path:
+            weight.write_text("400" if _IS_V2 else "4096")  # as four processes: a cluster is more than one
+        if folder.is_relative_to(_CGROUPS / "cpuset"):
             for name in ("cpuset.cpus", "cpuset.mems"):
                 (folder / name).write_text((folder.parent / name).read_text())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,11 +19,17 @@ from tests.cluster.layout import CLAIM, CPU_POOL, GPU_POOL, NAMESPACE, Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = "alpha-rl-runs"
+RUN_ID = re.compile(r"t-[0-9a-f]{4}-.*|[0-9a-f]{12}")  # of a test, or derived by a study
 N_STEPS = 500
 DATA = "synthetic:signal=0.75,rows=8000"
-# A study of seconds. The gate asks for nothing, so that a study is green exactly when its machinery worked.
+# A study of seconds that trades in every fold, since nothing costs and nothing favours holding. The gate asks for
+# nothing more than trades, so that a study is green exactly when its machinery worked.
 SETTINGS = {
     "env.episode_len": "64",
+    "env.fee_ticks": "0",
+    "env.inventory_penalty": "0",
+    "env.message_cost": "0",
+    "net.hold_bias": "0",
     "learn.batch": "32",
     "run.checkpoint_every": "100",
     "run.metrics_every": "10",
@@ -46,6 +54,7 @@ class Live:
     kubectl_program: str
     facts: Facts | None
     started: list[str] = field(default_factory=list)
+    session: str = field(default_factory=lambda: secrets.token_hex(2))  # runs of another session may be on the claim
 
     # -- commands --
 
@@ -64,9 +73,9 @@ class Live:
         command = [sys.executable, "-m", f"workflows.{module}", *argv]
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=600)
 
-    def submit(self, run_id: str, *more: str, settings: dict[str, str] | None = None) -> str:
+    def submit(self, run: str, *more: str) -> str:
         """Submits the small study with our own command; returns the workflow's name."""
-        done = self.foxhunt("submit", *submission(run_id, settings or {}), "--backend", "argo", "--json", *more)
+        done = self.foxhunt("submit", *submission(self.run_id(run)), "--backend", "argo", "--json", *more)
         assert done.returncode == 0, done.stderr + done.stdout
         name = str(json.loads(done.stdout.strip().splitlines()[-1])["workflow"])
         self.started.append(name)
@@ -131,18 +140,25 @@ class Live:
 
     # -- the claim --
 
-    def read(self, run_id: str, path: str) -> str:
-        """A file of a run. Only a cluster of our own lets us look at the claim from outside."""
-        return (CLAIM / RUNS / run_id / path).read_text()
+    def run_id(self, run: str) -> str:
+        """The run-id of a test's run; with a prefix of this session, unless it has one already."""
+        return run if RUN_ID.fullmatch(run) else f"t-{self.session}-{run}"
 
-    def done(self, run_id: str, fold: int) -> tuple[str, dict[str, Any]]:
+    def folder(self, run: str) -> Path:
+        """Only a cluster of our own lets us look at the claim from outside."""
+        return CLAIM / RUNS / self.run_id(run)
+
+    def read(self, run: str, path: str) -> str:
+        return (self.folder(run) / path).read_text()
+
+    def done(self, run: str, fold: int) -> tuple[str, dict[str, Any]]:
         """(state hash, fold result without what tells of times, names and attempts) of a finished fold."""
-        result = json.loads(self.read(run_id, f"fold{fold}/fold_result.json"))
-        return self.read(run_id, f"fold{fold}/DONE").splitlines()[1], outcome_of(result)
+        result = json.loads(self.read(run, f"fold{fold}/fold_result.json"))
+        return self.read(run, f"fold{fold}/DONE").splitlines()[1], outcome_of(result)
 
-    def attempts(self, run_id: str, fold: int) -> list[dict[str, Any]]:
+    def attempts(self, run: str, fold: int) -> list[dict[str, Any]]:
         """Lines of the attempt ledger."""
-        return json_lines(self.read(run_id, f"fold{fold}/attempts.jsonl").splitlines())
+        return json_lines(self.read(run, f"fold{fold}/attempts.jsonl").splitlines())
 
     def clean(self) -> None:
         """Removes what the tests started, workflows with their pods."""
@@ -160,17 +176,17 @@ def outcome_of(result: dict[str, Any]) -> dict[str, Any]:
     return kept | {"curve": result["training"]["curve"], "steps": result["training"]["steps"]}
 
 
-def submission(run_id: str, settings: dict[str, str]) -> list[str]:
+def submission(run_id: str) -> list[str]:
     """Flags of `workflows.submit` for the small study."""
-    overrides = [word for key, value in (SETTINGS | settings).items() for word in ("--set", f"{key}={value}")]
+    overrides = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     sizes = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
     pools = ["--gpu-pool", GPU_POOL, "--cpu-pool", CPU_POOL]
     return ["--folds", "3", "--data", DATA, "--config", "cpu-demo", "--run-id", run_id, *sizes, *pools, *overrides]
 
 
-def set_text(settings: dict[str, str] | None = None) -> str:
+def set_text() -> str:
     """The same settings as the value of the parameter `set`."""
-    return ";".join(f"{key}={value}" for key, value in (SETTINGS | (settings or {})).items())
+    return ";".join(f"{key}={value}" for key, value in SETTINGS.items())
 
 
 def fold_of(pod: dict[str, Any]) -> int:

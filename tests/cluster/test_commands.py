@@ -42,7 +42,7 @@ def test_submit_refuses_before_anything_is_created(live: Live) -> None:
         (["--data", "here.csv"], "s3://"),
         (["--set", "env.fee_tick=1"], "env.fee_ticks"),
     ):
-        done = live.foxhunt("submit", *submission("refused", {}), *flags, "--backend", "argo")
+        done = live.foxhunt("submit", *submission("refused"), *flags, "--backend", "argo")
         assert done.returncode == 2, (flags, done.stdout, done.stderr)
         assert said in done.stderr, (flags, done.stderr)
     assert live.kubectl("get", "workflows", "-o", "name") == before

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cluster import node
-from tests.cluster.layout import CLAIM, Facts, node_spec
-from tests.cluster.live import RUNS, Live, eventually
+from tests.cluster.layout import Facts, node_spec
+from tests.cluster.live import Live, eventually
 from tests.cluster.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cluster
@@ -166,7 +166,7 @@ def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured:
 
 def test_a_fold_that_fails_for_good_leaves_the_others_and_a_report(own: Own, undisturbed: Undisturbed) -> None:
     live, _ = own
-    folder = CLAIM / RUNS / "one-fails"
+    folder = live.folder("one-fails")
     folder.mkdir(parents=True, mode=0o777)
     folder.chmod(0o777)
     (folder / "fold1").write_text("in the way\n")  # where a folder must be

@@ -22,10 +22,10 @@ class Undisturbed:
     pods: list[dict[str, Any]] = field(default_factory=list)
 
 
-def run_undisturbed(live: Live, run_id: str = "undisturbed") -> Undisturbed:
+def run_undisturbed(live: Live, run: str = "undisturbed") -> Undisturbed:
     """Submits, sees three pods run at the same time, waits for the end."""
     started = time.monotonic()
-    name = live.submit(run_id)
+    name = live.submit(run)
     seen: list[dict[str, Any]] = []
 
     def three_run() -> bool:
@@ -35,7 +35,8 @@ def run_undisturbed(live: Live, run_id: str = "undisturbed") -> Undisturbed:
     eventually("three training pods run", three_run, 120, lambda: live.explain(name))
     running = time.monotonic() - started
     phase = live.wait(name)
-    found = Undisturbed(run_id, name, phase, round(running, 1), round(time.monotonic() - started, 1), pods=seen)
+    total = time.monotonic() - started
+    found = Undisturbed(live.run_id(run), name, phase, round(running, 1), round(total, 1), pods=seen)
     if phase == "Succeeded":
-        found.folds = {fold: live.done(run_id, fold) for fold in FOLDS}
+        found.folds = {fold: live.done(run, fold) for fold in FOLDS}
     return found
