@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from trainer.errors import CrashLoop
 from trainer.learn.files import append_json, read_json_lines
-
-log = structlog.get_logger()
 
 LEDGER = "attempts.jsonl"
 CRASH_LOOP = 3
@@ -133,7 +129,9 @@ class Ledger:
         try:
             self._append("end", last_step=last_step, why=why, exit_code=exit_code)
         except OSError as error:
-            log.error("end of the attempt not recorded", path=str(self.path), why=error.strerror)
+            import structlog  # the results stage reads ledgers too, and imports nothing heavy
+
+            structlog.get_logger().error("end of the attempt not recorded", path=str(self.path), why=error.strerror)
 
     def _append(self, event: str, **values: Any) -> None:
         line = {"event": event, "attempt": self.attempt, "time": time.time(), **values}

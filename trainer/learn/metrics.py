@@ -15,12 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from trainer.learn.files import append_json, read_json_lines
 from trainer.learn.ledger import read_attempts
-
-log = structlog.get_logger()
 
 _NAME = re.compile(r"metrics-(\d+)\.jsonl$")
 
@@ -56,7 +52,13 @@ def write_progress(step: int, total: int) -> None:
         with open(path, "w") as file:
             file.write(f"{step}/{total}\n")
     except OSError as error:
-        log.warning("progress not written, training goes on", path=path, why=error.strerror)
+        _warn("progress not written, training goes on", path, error)
+
+
+def _warn(what: str, path: str, error: OSError) -> None:
+    import structlog  # the results stage reads metrics too, and imports nothing heavy
+
+    structlog.get_logger().warning(what, path=path, why=error.strerror)
 
 
 class MetricsWriter:
@@ -76,7 +78,7 @@ class MetricsWriter:
         except (
             OSError
         ) as error:  # a full disk costs lines, not the run: whether that can go on is the checkpoint's affair
-            log.warning("metrics not written, training goes on", path=str(self.path), why=error.strerror)
+            _warn("metrics not written, training goes on", str(self.path), error)
         write_progress(step, self.total)
         if self.bar is not None:
             self.bar.show(step, line)
