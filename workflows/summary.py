@@ -38,7 +38,7 @@ def failed_pods(failures: str) -> list[str]:
     """
     try:
         found = json.loads(failures or "[]") or []
-        found = json.loads(found) if isinstance(found, str) else found
+        found = json.loads(found) or [] if isinstance(found, str) else found  # none at all: the string "null"
     except ValueError:
         return [f"failures: {failures}"]
     lines = [f"  {f.get('displayName', '?')}: {f.get('phase', '')} {f.get('message', '')}".rstrip() for f in found]

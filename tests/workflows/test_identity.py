@@ -109,7 +109,7 @@ def test_a_broken_trainer_is_a_bug_not_a_usage_error(monkeypatch: pytest.MonkeyP
 def test_summary_lists_failures_once() -> None:
     one = {"displayName": "fold 1", "phase": "Failed", "message": "exit code 1"}
     assert failed_pods(json.dumps([one, one])) == ["  fold 1: Failed exit code 1"]
-    assert failed_pods("null") == failed_pods("") == []
+    assert failed_pods("null") == failed_pods("") == failed_pods(json.dumps("null")) == []
     assert failed_pods("not json") == ["failures: not json"]
 
 
