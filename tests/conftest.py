@@ -11,6 +11,16 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
+try:
+    from hypothesis import settings
+except ImportError:  # a machine with a GPU and little else runs tests/gpu alone
+    pass
+else:
+    # CI tries the same examples at every run: a new one is for a person at work to find, not for a landing to meet.
+    settings.register_profile("ci", derandomize=True)
+    if os.environ.get("CI"):
+        settings.load_profile("ci")
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

@@ -52,7 +52,7 @@ def _nothing_left(info: SeriesInfo, cleaner: _Cleaner) -> None:
             f"{info.symbol}: best bid or ask is undefined in all {cleaner.rows:,} rows\n"
             "give data in which both sides are quoted"
         )
-    dropped = ", ".join(f"{rule}={n:,}" for rule, n in info.cleaning.items())
+    dropped = ", ".join(f"{rule}={n:,}" for rule, n in sorted(info.cleaning.items()))
     raise DataError(f"{info.symbol}: no row is left after cleaning (dropped {dropped})\ngive data of an open market")
 
 
