@@ -42,7 +42,7 @@ def seconds(*words: str, repeat: int = 5) -> float:
 
 def figures() -> dict[str, Any]:
     return {
-        "replay": json.loads(call("-m", "benchmarks.replay").splitlines()[-1]),
+        "replay": json.loads(call("-m", "benchmarks.replay", "--json").splitlines()[-1]),
         "features": json.loads(call("-m", "benchmarks.features", "--json").splitlines()[-1]),
         "step": json.loads(call("-m", "trainer", "bench", "--json")),
         "help_s": {name: round(seconds("-m", name, "--help"), 3) for name in COMMANDS},
