@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import structlog
 
@@ -46,7 +46,3 @@ def log_to(path: Path) -> None:
             _file.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     _file = open(path, "a", encoding="utf-8")
-
-
-def bind(**values: Any) -> None:
-    structlog.contextvars.bind_contextvars(**values)

@@ -20,7 +20,7 @@ import structlog
 
 from trainer.config import StudyConfig
 from trainer.errors import UsageError
-from trainer.learn.files import write_json, write_text
+from trainer.files import write_json, write_text
 from trainer.paths import fold_folder, run_folder
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def _seconds(folder: Path) -> tuple[float, float]:
     Lost is the time between the last line of an attempt that was kept (its step is not past the checkpoint from which
     the next attempt resumed) and the start of that next attempt.
     """
-    from trainer.learn.files import read_json_lines
+    from trainer.files import read_json_lines
     from trainer.learn.ledger import read_attempts
     from trainer.learn.metrics import metrics_path
 

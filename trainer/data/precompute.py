@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from trainer.data.inputs import open_series
 from trainer.data.market import MarketMeta, open_market
 from trainer.data.s3 import fetch_inputs
 from trainer.errors import UsageError
+from trainer.files import write_text
 
 log = structlog.get_logger()
 
@@ -67,17 +66,10 @@ def cleaning_line(meta: MarketMeta) -> str:
 def write_folds(run_dir: Path, folds: list[Fold]) -> Path:
     """`folds.json`: a list, one object a fold. Written whole or not at all."""
     path = run_dir / "folds.json"
-    part = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        with part.open("w") as file:
-            json.dump([fold.to_json() for fold in folds], file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_text(path, json.dumps([fold.to_json() for fold in folds], indent=1))
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise UsageError(
             f"{path}: can't be written: {error.strerror}\nfree some space or choose another --runs"
         ) from None

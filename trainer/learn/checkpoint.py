@@ -24,7 +24,7 @@ import numpy as np
 import structlog
 
 from trainer.errors import CheckpointError, Interrupted
-from trainer.learn.files import write_atomic
+from trainer.files import write_atomic
 
 MAGIC = 0x48584F46  # "FOXH" as bytes
 VERSION = 1

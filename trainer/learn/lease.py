@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from trainer.errors import FoxhuntError, Interrupted, LeaseError, of_os_error
-from trainer.learn.files import write_json
+from trainer.files import write_json
 from trainer.learn.ledger import last_retry
 
 STALE_S = 60.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CrashLoop
-from trainer.learn.files import append_json, read_json_lines
+from trainer.files import append_json, read_json_lines
 
 LEDGER = "attempts.jsonl"
 CRASH_LOOP = 3

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainer.learn.files import append_json, read_json_lines
+from trainer.files import append_json, read_json_lines
 from trainer.learn.ledger import read_attempts
 
 _NAME = re.compile(r"metrics-(\d+)\.jsonl$")

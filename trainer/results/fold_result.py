@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kernels.env_step import MILLI
 from trainer.config import N_ACTIONS, EvalConfig
 from trainer.errors import DataError
-from trainer.learn.files import write_atomic, write_json
+from trainer.files import write_atomic, write_json
 from trainer.results.eval_run import ACTION_NAMES, ENDS, EvalRun, Lane, Trades, build_trades
 from trainer.results.statistics import (
     Series,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from kernels.env_step import MILLI
 from trainer.config import EvalConfig
 from trainer.errors import GateFailed
-from trainer.learn.files import write_json
+from trainer.files import write_json
 from trainer.results.fold_result import Estimate, FoldResult
 from trainer.results.statistics import POOL, bootstrap_rng, pooled_interval
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainer.config import StudyConfig
-from trainer.learn.files import write_json, write_text
+from trainer.files import write_json, write_text
 from trainer.learn.ledger import Attempt, read_attempts
 from trainer.learn.metrics import read_metrics
 from trainer.paths import fold_folder

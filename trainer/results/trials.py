@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.errors import UsageError
-from trainer.learn.files import append_json, read_json_lines
+from trainer.files import append_json, read_json_lines
 
 
 def trial_ids(runs: Path, data_digest: str) -> list[str]:
