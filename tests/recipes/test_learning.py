@@ -11,8 +11,8 @@ import pytest
 SEEDS = range(30, 35)
 
 
-def study(signal, seed, overrides=()):
-    """(verdict, {fold: result}) of a study of the demo profile, in this process."""
+def fold_result(job):
+    """(fold index, result) of one fold of one study of the demo profile, in this process."""
     from trainer.config import load_config
     from trainer.data.folds import FoldPlan, make_folds
     from trainer.data.market import synthetic_market
@@ -20,27 +20,24 @@ def study(signal, seed, overrides=()):
     from trainer.recipes.alpha_rl import AlphaRL
     from trainer.results import fold_result as fr
     from trainer.results.evaluate import evaluate_fold
-    from trainer.results.gate import judge
 
+    signal, seed, overrides, index = job
     cfg = load_config("cpu-demo", [f"learn.seed={seed}", *overrides])
     market = synthetic_market(f"synthetic:signal={signal},seed={seed}")
-    folds = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))
-    results = {}
-    for fold in folds:
-        recipe = AlphaRL(NumpyDevice(), cfg, market, fold)
-        while recipe.step_count < cfg.run.n_steps:
-            recipe.step()
-        run = evaluate_fold(recipe.device, cfg, market, recipe.store, fold, recipe.store["opt.param"])
-        results[fold.index] = fr.make_fold_result(
-            run,
-            cfg.eval,
-            windows=fr.Windows(train_rows=fold.train, test_rows=fold.test, train_ts=(0, 1), test_ts=(0, 1)),
-            market=fr.Market(symbol="SYNTHETIC", tick_size=1.0),
-            training=fr.Training(steps=cfg.run.n_steps),
-            provenance=fr.Provenance(run_id="test", seed=seed, config_digest="", data_digest=""),
-            trials=1,
-        )
-    return judge(results, cfg.eval, [f.index for f in folds]), results
+    fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[index]
+    recipe = AlphaRL(NumpyDevice(), cfg, market, fold)
+    while recipe.step_count < cfg.run.n_steps:
+        recipe.step()
+    run = evaluate_fold(recipe.device, cfg, market, recipe.store, fold, recipe.store["opt.param"])
+    return fr.make_fold_result(
+        run,
+        cfg.eval,
+        windows=fr.Windows(train_rows=fold.train, test_rows=fold.test, train_ts=(0, 1), test_ts=(0, 1)),
+        market=fr.Market(symbol="SYNTHETIC", tick_size=1.0),
+        training=fr.Training(steps=cfg.run.n_steps),
+        provenance=fr.Provenance(run_id="test", seed=seed, config_digest="", data_digest=""),
+        trials=1,
+    )
 
 
 def beats_every_baseline(results):
@@ -51,8 +48,17 @@ def beats_every_baseline(results):
 
 
 def all_seeds(signal, overrides=()):
+    """[(verdict, {fold: result})] by seed. Folds are the unit of work, so that every core has some to the end."""
+    from trainer.config import load_config
+    from trainer.results.gate import judge
+
+    cfg = load_config("cpu-demo", list(overrides))
+    folds = range(cfg.folds.folds)
+    jobs = [(signal, seed, overrides, index) for seed in SEEDS for index in folds]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(study, *zip(*((signal, seed, overrides) for seed in SEEDS))))
+        results = dict(zip(jobs, pool.map(fold_result, jobs)))
+    studies = [{index: results[signal, seed, overrides, index] for index in folds} for seed in SEEDS]
+    return [(judge(study, cfg.eval, list(folds)), study) for study in studies]
 
 
 @pytest.mark.slow
