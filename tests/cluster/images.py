@@ -147,9 +147,12 @@ def branch() -> str:
 
 
 def project_key() -> str:
-    """Over what goes into the image: tracked and new files outside of tests and docs."""
+    """Over what goes into the image: tracked and new files outside of tests and docs, and the branch's name.
+
+    The commit inside is the first one with these files: another that changes tests alone needs no other image.
+    """
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_CONTENT).split("\0")
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(branch().encode())
     for name in sorted(filter(None, listed)):
         file = ROOT / name
         if file.is_file():

@@ -26,11 +26,18 @@ _FIND_TRAINER = (
 )
 
 
+MEMORY = 512  # MiB, the least that submit accepts; the study needs half of it
+_FILL = (  # up to where the guard acts and the kernel doesn't yet
+    "import time\n"
+    "from trainer.learn.memory_guard import find_cgroup\n"
+    "cgroup, held = find_cgroup(), []\n"
+    "while cgroup.working_set() < 0.95 * cgroup.limit:\n"
+    "    held.append(b'x' * (2 << 20))\n"
+    "time.sleep(60)\n"
+)
 # The trainer is made the kernel's first choice, then memory is used up in one stroke.
 _EAT = _FIND_TRAINER.replace("os.kill(pid, signal.SIGKILL)", "open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
-_EAT += "\nblock = b'x' * (700 << 20)\nblock += b'x' * (700 << 20)\n"
-LITTLE_MEMORY = 300  # MiB: enough to start, not to train
-EATEN_MEMORY = 1000
+_EAT += f"block = b'x' * ({MEMORY} << 20)\n"
 
 
 def lost_steps(lines: list[dict[str, Any]], at_least: int = 0) -> int:
@@ -120,20 +127,27 @@ def kill_main(pod: dict[str, Any]) -> None:
 
 def test_memory_guard_saves_and_the_retry_gets_more(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
     live, _ = own
-    name = live.submit("little-memory", "-p", f"memory-mi={LITTLE_MEMORY}")
+    name = live.submit("little-memory", "-p", f"memory-mi={MEMORY}")
+    pod = live.running_pod(name, 0)
+    live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _FILL, check=False)
     assert_as_undisturbed(live, "little-memory", name, undisturbed)
     lines = live.attempts("little-memory", 0)
     ends = [line for line in lines if line["event"] == "end"]
     assert [line["exit_code"] for line in ends] == [77, 0]
+    measured("memory used up: steps lost", lost_steps(lines))
     assert lost_steps(lines) == 0
+    assert_grown(lines)
+
+
+def assert_grown(lines: list[dict[str, Any]]) -> None:
     limits = [line["memory_limit"] for line in lines if line["event"] == "start"]
-    assert limits == [LITTLE_MEMORY << 20, 2 * LITTLE_MEMORY << 20]
+    assert limits == [MEMORY << 20, 2 * MEMORY << 20]
 
 
 def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
     """The kernel kills the trainer before its guard can act: something in the pod eats the rest at once."""
     live, _ = own
-    name = live.submit("oom-killed", "-p", f"memory-mi={EATEN_MEMORY}")
+    name = live.submit("oom-killed", "-p", f"memory-mi={MEMORY}")
     pod = live.running_pod(name, 1)
     live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _EAT, check=False)
     assert_as_undisturbed(live, "oom-killed", name, undisturbed)
@@ -141,8 +155,7 @@ def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(own: Own, undisturbe
     first = next(line for line in lines if line["event"] == "end")
     measured("eaten memory: exit code of the attempt", float(first["exit_code"] or 0))
     assert first["why"] == "out of memory"
-    limits = [line["memory_limit"] for line in lines if line["event"] == "start"]
-    assert limits == [EATEN_MEMORY << 20, 2 * EATEN_MEMORY << 20]
+    assert_grown(lines)
 
 
 def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
