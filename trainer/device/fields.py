@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from trainer.device.base import ALIGN
 
 if TYPE_CHECKING:
     from trainer.device.base import Device
@@ -26,12 +29,26 @@ class Field:
     doc: str = ""
 
 
+class Arena(NamedTuple):
+    """One block of bytes in which every array of kind "state" lies: a copy of the whole state is one copy."""
+
+    flat: Any  # uint8 [bytes]
+    first: dict[str, int]  # where each array begins, by name
+
+
 class Store:
     """The allocated arrays by dotted name; `store["env.position"]`, or a namespace of one prefix: `store.ns("env")`."""
 
-    def __init__(self, fields: Iterable[Field], arrays: dict[str, Any]):
+    def __init__(self, fields: Iterable[Field], arrays: dict[str, Any], arena: Arena | None = None):
         self.fields = {f.name: f for f in fields}
         self.arrays = arrays
+        self.arena = arena
+
+    def state_in(self, flat: Any) -> dict[str, Any]:
+        """The state's arrays by name as views of `flat`, a copy of the arena's bytes."""
+        assert self.arena is not None
+        likes = ((name, first, self.arrays[name]) for name, first in self.arena.first.items())
+        return {name: _cut(flat, first, like.dtype, like.shape) for name, first, like in likes}
 
     def __getitem__(self, name: str) -> Any:
         return self.arrays[name]
@@ -72,12 +89,29 @@ class Namespace:
 def allocate(device: Device, fields: Iterable[Field], real: Any = np.float32) -> Store:
     """Allocates every field on `device`, each 256-byte aligned, and fills in its initial value."""
     fields = list(fields)
+    dtypes = {f.name: np.dtype(real if f.dtype == REAL else f.dtype) for f in fields}
+    if len(dtypes) < len(fields):
+        names = [f.name for f in fields]
+        raise ValueError(f"two fields are named {next(n for n in names if names.count(n) > 1)}")
+    first, size = {}, 0
+    for f in fields:
+        if f.kind == "state":
+            first[f.name] = size
+            size += -(-_nbytes(dtypes[f.name], f.shape) // ALIGN) * ALIGN
+    arena = Arena(device.empty((size,), np.uint8), first)
     arrays: dict[str, Any] = {}
     for f in fields:
-        if f.name in arrays:
-            raise ValueError(f"two fields are named {f.name}")
-        dtype = np.dtype(real if f.dtype == REAL else f.dtype)
-        array = device.empty(f.shape, dtype)
+        dtype = dtypes[f.name]
+        state = f.kind == "state"
+        array = _cut(arena.flat, first[f.name], dtype, f.shape) if state else device.empty(f.shape, dtype)
         device.fill(array, f.init)
         arrays[f.name] = array
-    return Store(fields, arrays)
+    return Store(fields, arrays, arena)
+
+
+def _nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _cut(flat: Any, first: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    return flat[first : first + _nbytes(dtype, shape)].view(dtype).reshape(shape)
