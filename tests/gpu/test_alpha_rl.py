@@ -10,7 +10,8 @@ from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import NumpyDevice
-from trainer.device.cuda import CudaDevice, missing_sources, why_unavailable
+from trainer.device.cuda import CudaDevice, why_unavailable
+from trainer.device.source import missing_sources
 from trainer.learn.checkpoint import state_hash
 from trainer.recipes.alpha_rl import AlphaRL
 

@@ -10,8 +10,9 @@ from kernels.isv import GROUPS, SIZE, SLOTS
 from kernels.spec import Arg, Kernel
 from tests.kernels.cases import CASES, RUNS
 from trainer.device.base import NumpyDevice, open_device
-from trainer.device.cuda import CudaDevice, missing_sources, why_unavailable
+from trainer.device.cuda import CudaDevice, why_unavailable
 from trainer.device.fields import Field, allocate
+from trainer.device.source import missing_sources
 from trainer.errors import UsageError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]

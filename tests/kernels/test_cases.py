@@ -15,8 +15,9 @@ import pytest
 from kernels.spec import REAL, Kernel
 from tests.kernels.cases import CASES, RUNS, exported
 from trainer.device.base import NumpyDevice
-from trainer.device.cuda import kernel_source, phases
+from trainer.device.cuda import phases
 from trainer.device.recording import RecordingDevice
+from trainer.device.source import kernel_source
 
 KERNELS = exported()
 SMALL = 300  # cases up to this size are run where the size does not matter

@@ -7,7 +7,7 @@ capture does, so tests find host decisions that hide inside a region without a G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,44 @@ class Region:
         self.calls += 1
 
 
+class Readback:
+    """Host copies of a few arrays, without waiting: `push` starts copying them as they are now, `pull` waits for that.
+
+    The last `slots` versions are kept. Region code that runs after a push may change the arrays at once.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], slots: int):
+        self.arrays = dict(arrays)
+        self.pushed = 0
+        self.host = [{name: self._buffer(array) for name, array in self.arrays.items()} for _ in range(slots)]
+
+    def push(self) -> None:
+        self._copy(self.pushed % len(self.host))
+        self.pushed += 1
+
+    def pull(self, lag: int = 0) -> dict[str, np.ndarray] | None:
+        """What was pushed `lag` pushes before the newest one, None when nothing was. Any thread may wait here.
+
+        The arrays hold until their slot is pushed into again.
+        """
+        assert 0 <= lag < len(self.host), lag
+        if lag >= self.pushed:
+            return None
+        slot = (self.pushed - 1 - lag) % len(self.host)
+        self._wait(slot)
+        return self.host[slot]
+
+    def _buffer(self, array: Any) -> np.ndarray:
+        return np.empty(array.shape, array.dtype)
+
+    def _copy(self, slot: int) -> None:
+        for name, array in self.arrays.items():
+            np.copyto(self.host[slot][name], array)
+
+    def _wait(self, slot: int) -> None:
+        pass
+
+
 class Device:
     """What Region code may use. Subclasses: NumpyDevice, RecordingDevice (tests), CudaDevice."""
 
@@ -67,6 +105,20 @@ class Device:
 
     def synchronize(self) -> None:
         pass
+
+    def readback(self, arrays: Mapping[str, Any], slots: int, large: bool = False) -> Readback:
+        """Host copies at a lag, for use between regions. `large` arrays are copied on the device first and travel on a
+        stream of their own, so that the steps after a push wait for the device's copy alone."""
+        return Readback(arrays, slots)
+
+    @contextmanager
+    def aside(self, name: str, after: bool = False) -> Iterator[None]:
+        """Copies and regions in here go to a stream of their own, beside everything else; theirs are captured there.
+
+        `after`: it first waits (on the device) for what was started so far. Nothing waits for it but the `pull` of a
+        readback that was pushed in here. In order on CPU.
+        """
+        yield
 
     # -- the vocabulary, inside regions --
     def launch(self, kernel: Kernel, *values: Any) -> None:
@@ -151,7 +203,8 @@ def open_device(name: str = "auto") -> Device:
         raise UsageError(f"--device {name}: unknown device; choose auto, cpu or cuda")
     if name == "cpu":
         return NumpyDevice()
-    from trainer.device.cuda import CudaDevice, missing_sources, why_unavailable
+    from trainer.device.cuda import CudaDevice, why_unavailable
+    from trainer.device.source import missing_sources
 
     reason = why_unavailable()
     if reason is None and (missing := missing_sources()):

@@ -8,21 +8,20 @@ serves eager execution, so eager and captured steps have the same bits.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import kernels
 from kernels.spec import Kernel
-from trainer.device.base import MAX_CHECKED, Device
+from trainer.device.base import MAX_CHECKED, Device, Readback
+from trainer.device.source import OPTIONS, compile_error, kernel_source
 from trainer.errors import FoxhuntError, UsageError
 
 WORKSPACE = 32 << 20  # bytes a cuBLAS handle; what Hopper's heuristics ask for
+TRAINING, BESIDE = -1, 0  # priorities of streams; the lower number goes first
 FREE_SHARED = 48 << 10  # bytes of shared memory that a block gets without asking
-_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$', re.MULTILINE)
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _R_32F, _ALGO_DEFAULT = 68, 77, 0, -1
 
 
@@ -45,58 +44,58 @@ def why_unavailable() -> str | None:
     return None
 
 
-def missing_sources() -> list[str]:
-    """Names of the kernels that can't run on a GPU yet, because they have no CUDA source."""
-    folder = Path(kernels.__file__).parent
-    pairs = [path.stem for path in folder.glob("*.py") if re.search(r"^KERNEL = ", path.read_text(), re.MULTILINE)]
-    return sorted(name for name in pairs if not (folder / f"{name}.cu").exists())
-
-
-def inline_headers(path: Path) -> str:
-    """The source with every `#include "x.cuh"` replaced by its text, each header once.
-
-    cupy's compile cache does not see headers reached by -I: after an edit of one the old binary would run.
-    """
-    seen: set[str] = set()
-
-    def read(source: Path) -> str:
-        def replace(match: re.Match[str]) -> str:
-            name = match.group(1)
-            if name in seen:
-                return ""
-            seen.add(name)
-            return read(source.with_name(name))
-
-        return _INCLUDE.sub(replace, source.read_text())
-
-    return read(path)
-
-
-def kernel_source(kernel: Kernel) -> str:
-    """The text that NVRTC compiles: constants as #define, then the source with its headers inlined."""
-    if not kernel.source.exists():
-        raise UsageError(
-            f"kernel {kernel.name}: no CUDA source ({kernel.source.name}) yet, so this step can't run on a GPU\n"
-            "use --device cpu"
-        )
-    defines = "".join(f"#define {name} {value}\n" for name, value in kernel.constants.items())
-    return defines + inline_headers(kernel.source)
-
-
 class _Branch:
     """A stream with its cuBLAS handle and workspace."""
 
-    def __init__(self, cp: Any, cublas: Any, stream: Any):
-        self.stream = stream
+    def __init__(self, cp: Any, cublas: Any, priority: int):
+        self.stream = cp.cuda.Stream(non_blocking=True, priority=priority)
+        stream = self.stream
         self.handle = cublas.create()
         cublas.set_stream(self.handle, stream.ptr)
         self.workspace = cp.empty(WORKSPACE, cp.uint8)
         cublas.set_workspace(self.handle, self.workspace.data.ptr, WORKSPACE)
-        self.done = cp.cuda.Event(disable_timing=True)
+        self.start, self.done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
+
+    def follow(self, other: _Branch) -> None:
+        """What comes next here waits for what `other` was given so far."""
+        self.start.record(other.stream)
+        self.stream.wait_event(self.start)
+
+
+class CudaReadback(Readback):
+    """Copies into pinned memory on the current stream, or, when large, from a copy on the device on another stream."""
+
+    def __init__(self, device: CudaDevice, arrays: Mapping[str, Any], slots: int, large: bool):
+        self.device, self.cp = device, device.cp
+        super().__init__(arrays, slots)
+        # Blocking: a thread that waits leaves its core to the others.
+        self.ready = [self.cp.cuda.Event(block=True, disable_timing=True) for _ in range(slots)]
+        self.shadow = {name: device.empty(a.shape, a.dtype) for name, a in arrays.items()} if large else None
+        self.stream = self.cp.cuda.Stream(non_blocking=True) if large else None
+        self.copied = self.cp.cuda.Event(disable_timing=True)
+
+    def _buffer(self, array: Any) -> np.ndarray:
+        pinned = self.cp.cuda.alloc_pinned_memory(max(array.nbytes, 1))
+        return np.frombuffer(pinned, array.dtype, array.size).reshape(array.shape)
+
+    def _copy(self, slot: int) -> None:
+        source, stream = self.arrays, self.device.current.stream
+        if self.shadow is not None:
+            for name, array in source.items():
+                self.device.copy(self.shadow[name], array)
+            self.copied.record(stream)
+            source, stream = self.shadow, self.stream
+            stream.wait_event(self.copied)
+        for name, array in source.items():
+            array.data.copy_to_host_async(self.host[slot][name].ctypes.data, array.nbytes, stream)
+        self.ready[slot].record(stream)
+
+    def _wait(self, slot: int) -> None:
+        self.ready[slot].synchronize()
 
 
 class CudaGraph:
-    """A captured region; `launch()` replays it on the device's main stream."""
+    """A captured region; `launch()` replays it on the stream on which it was captured."""
 
     def __init__(self, graph: Any, stream: Any):
         self.graph, self.stream = graph, stream
@@ -110,17 +109,17 @@ class CudaGraph:
 
 
 class CudaRecorder:
-    """Runs and captures region bodies on the device's main stream."""
+    """Runs and captures region bodies on the device's current stream."""
 
     def __init__(self, device: CudaDevice):
         self.device = device
 
     def run(self, body: Callable[[], None]) -> None:
-        with self.device.main.stream:
+        with self.device.current.stream:
             body()
 
     def record(self, body: Callable[[], None]) -> CudaGraph:
-        stream = self.device.main.stream
+        stream = self.device.current.stream
         self.device.capturing = True
         with stream:
             stream.begin_capture()
@@ -150,11 +149,10 @@ class CudaDevice(Device):
 
         self.cp, self.cublas = cp, cublas
         self.compute = _COMPUTE_32F_FAST_TF32 if tf32 else _COMPUTE_32F
-        self.main = _Branch(cp, cublas, cp.cuda.Stream(non_blocking=True))
+        self.main = _Branch(cp, cublas, TRAINING)
         self.branches: dict[str, _Branch] = {}
         self.current = self.main
         self.open: list[_Branch] = []
-        self.fork = cp.cuda.Event(disable_timing=True)
         self.functions: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # largest dynamic shared memory asked for, by function
         self.capturing = False
@@ -179,20 +177,33 @@ class CudaDevice(Device):
             ) from None
 
     def fill(self, array: Any, value: Any) -> None:
-        # On the main stream, and finished: it is non-blocking, so nothing else orders a fill before the first launch.
+        # On the main stream, which every other one waits for where it forks off: a non-blocking stream is not ordered
+        # by anything else. A host array may be gone when this returns, so its copy is waited for; a scalar is not.
         with self.main.stream:
             if isinstance(value, np.ndarray):
                 array.set(np.ascontiguousarray(np.broadcast_to(value, array.shape), array.dtype))
+                self.synchronize()
             else:
                 array.fill(value)
-        self.synchronize()
 
     def to_host(self, array: Any) -> np.ndarray:
-        self.synchronize()
-        return self.cp.asnumpy(array)
+        with self.main.stream:
+            found: np.ndarray = self.cp.asnumpy(array)
+        return found
 
     def synchronize(self) -> None:
         self.main.stream.synchronize()
+
+    def readback(self, arrays: Mapping[str, Any], slots: int, large: bool = False) -> Readback:
+        return CudaReadback(self, arrays, slots, large)
+
+    @contextmanager
+    def aside(self, name: str, after: bool = False) -> Iterator[None]:
+        side = self._branch(name, BESIDE)
+        if after:
+            side.follow(self.current)
+        with self._on(side):
+            yield
 
     # -- vocabulary --
     def launch(self, kernel: Kernel, *values: Any) -> None:
@@ -236,34 +247,42 @@ class CudaDevice(Device):
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
-        if name not in self.branches:
-            self.branches[name] = _Branch(self.cp, self.cublas, self.cp.cuda.Stream(non_blocking=True))
-        branch = self.branches[name]
-        self.fork.record(self.main.stream)
-        branch.stream.wait_event(self.fork)
-        self.current = branch
-        try:
-            with branch.stream:
-                yield
-        finally:
-            self.current = self.main
+        branch = self._branch(name, TRAINING)
+        branch.follow(self.current)
+        with self._on(branch):
+            yield
         branch.done.record(branch.stream)
         self.open.append(branch)
 
     def join(self) -> None:
         for branch in self.open:
-            self.main.stream.wait_event(branch.done)
+            self.current.stream.wait_event(branch.done)
         self.open.clear()
+
+    def _branch(self, name: str, priority: int) -> _Branch:
+        if name not in self.branches:
+            self.branches[name] = _Branch(self.cp, self.cublas, priority)
+        return self.branches[name]
+
+    @contextmanager
+    def _on(self, branch: _Branch) -> Iterator[None]:
+        """Makes `branch` the current one."""
+        outer, self.current = self.current, branch
+        try:
+            with branch.stream:
+                yield
+        finally:
+            self.current = outer
 
     def _function(self, kernel: Kernel, entry: str, shared: int) -> Any:
         """The compiled function, allowed `shared` bytes of dynamic shared memory a block."""
         key = f"{kernel.name}.{entry}"
         if key not in self.functions:
-            module = self.cp.RawModule(code=kernel_source(kernel), options=("--std=c++17", "-lineinfo"))
+            module = self.cp.RawModule(code=kernel_source(kernel), options=OPTIONS)
             try:
                 self.functions[key] = module.get_function(entry)
             except self.cp.cuda.compiler.CompileException as error:
-                raise FoxhuntError(f"kernel {kernel.name}: {kernel.source.name} does not compile\n{error}") from None
+                raise compile_error(kernel, str(error)) from None
         if shared > max(FREE_SHARED, self.shared.get(key, 0)):
             limit = self.cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
             if shared > limit:
@@ -276,13 +295,13 @@ class CudaDevice(Device):
 
 
 class _EagerRecorder:
-    """Every call eager, on the main stream."""
+    """Every call eager, on the current stream."""
 
     def __init__(self, device: CudaDevice):
         self.device = device
 
     def run(self, body: Callable[[], None]) -> None:
-        with self.device.main.stream:
+        with self.device.current.stream:
             body()
 
     def record(self, body: Callable[[], None]) -> Any:
