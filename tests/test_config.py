@@ -18,6 +18,10 @@ def test_shipped_profiles_build(name):
         (["env.n_backtests=63"], ["learn.batch 64 must divide env.n_backtests 63"]),
         (["env.fee_ticks=-1"], ["env.fee_ticks", "-1"]),
         (["fee=1"], ["section.key=value"]),
+        (["learn.v_min=5", "learn.v_max=-5"], ["--set: learn: v_max -5 must be above v_min 5"]),
+        (["eval.hold_pct_min=80"], ["hold_pct_max 70 must be above hold_pct_min 80"]),
+        (["data.session_gap_s=inf"], ["data.session_gap_s", "finite", "inf"]),
+        (["net.hold_bias=nan"], ["net.hold_bias", "finite", "nan"]),
     ],
 )
 def test_bad_overrides_name_the_key(overrides, words):
@@ -26,6 +30,8 @@ def test_bad_overrides_name_the_key(overrides, words):
     assert error.value.exit_code == 2
     for word in words:
         assert word in str(error.value)
+    assert str(error.value).startswith("--set"), "the profile is not where the mistake is"
+    assert len(str(error.value)) < 200, "a rule over several keys shows no whole section"
 
 
 def test_unknown_profile_shows_the_nearest():

@@ -23,7 +23,7 @@ N_PRIVATE = 8
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(_Config):
@@ -122,13 +122,19 @@ class LearnConfig(_Config):
     weight_value: float = Field(0.5, ge=0)
     weight_aux: float = Field(0.5, ge=0)
     v_min: float = Field(-10.0, description="lowest atom, scaled return")
-    v_max: float = Field(10.0)
+    v_max: float = Field(10.0, description="highest atom")
     per_capacity: int = Field(65536, ge=64, description="transitions in replay; a multiple of n_backtests")
     per_alpha: float = Field(0.6, ge=0, le=1, description="initial priority exponent")
     per_beta: float = Field(
         0.4, ge=0, le=1, description="initial importance exponent, annealed to 1 over 100,000 steps"
     )
     frozen: tuple[str, ...] = Field((), description="controllers held at their initial value; ('all',): every one")
+
+    @model_validator(mode="after")
+    def _check(self) -> LearnConfig:
+        if self.v_max <= self.v_min:
+            raise ValueError(f"v_max {self.v_max:g} must be above v_min {self.v_min:g}")
+        return self
 
 
 class EvalConfig(_Config):
@@ -145,6 +151,12 @@ class EvalConfig(_Config):
     min_trades: int = Field(30, ge=0, description="gate: round trips a fold; 0 switches it off")
     require_positive_net: bool = Field(True, description="gate: pooled net PnL's interval above zero")
     select: Literal["final", "best-val"] = Field("final", description="weights that are judged")
+
+    @model_validator(mode="after")
+    def _check(self) -> EvalConfig:
+        if self.hold_pct_max <= self.hold_pct_min:
+            raise ValueError(f"hold_pct_max {self.hold_pct_max:g} must be above hold_pct_min {self.hold_pct_min:g}")
+        return self
 
 
 class RunConfig(_Config):
@@ -178,8 +190,6 @@ class StudyConfig(_Config):
             raise ValueError(
                 f"learn.per_capacity {c} must be a multiple of env.n_backtests {b} and hold 10 batches of {m}"
             )
-        if self.learn.lr_decay_steps and self.learn.lr_decay_steps < 1:
-            raise ValueError("learn.lr_decay_steps must be positive")
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -209,7 +219,8 @@ def load_config(profile: str = "cpu-demo", overrides: list[str] | tuple[str, ...
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}\nfix that line") from None
     tree.setdefault("profile", path.stem)
-    return build_config(_override(tree, overrides), str(path))
+    cfg = build_config(tree, str(path))
+    return build_config(_override(tree, overrides), "--set") if overrides else cfg
 
 
 def with_overrides(cfg: StudyConfig, overrides: list[str]) -> StudyConfig:
@@ -240,7 +251,8 @@ def build_config(tree: dict[str, Any], where: str = "config") -> StudyConfig:
             known = _known_keys()
             hint = nearest(key, known) or f"; known here: {', '.join(_siblings(key, known))}"
             raise ConfigError(f"{where}: unknown key {key!r}{hint}") from None
-        shown = "" if first["loc"] == () else f" (got {first.get('input')!r})"
+        # A rule over several keys names their values itself; its input would be the whole section.
+        shown = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
         raise ConfigError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}{shown}") from None
 
 
