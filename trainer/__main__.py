@@ -46,6 +46,10 @@ Cache = Annotated[Path, typer.Option("--cache", help="folder of the feature cach
 Config = Annotated[str, typer.Option("--config", help="profile (cpu-demo, small, seed) or a .toml file")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeat, or separate by ';'")]
 Outputs = Annotated[Path | None, typer.Option("--outputs", help="folder for what a workflow reads back")]
+DeviceName = Annotated[str, typer.Option("--device", help="auto (a GPU if there is one), cpu or cuda [profile's]")]
+Tf32 = Annotated[
+    bool | None, typer.Option("--tf32/--no-tf32", help="products of 10-bit mantissas, on a GPU only [profile's]")
+]
 FoldNumber = Annotated[int, typer.Option("--fold", min=0, help="fold number, from 0")]
 
 
@@ -58,6 +62,12 @@ def _config(config: str, overrides: list[str] | None, *more: str) -> StudyConfig
 def _items(overrides: list[str] | None) -> list[str]:
     """`--set "a.b=1; c.d=2"` is two assignments."""
     return [part.strip() for item in overrides or [] for part in item.split(";") if part.strip()]
+
+
+def _device(device: str, tf32: bool | None) -> list[str]:
+    """The options as assignments; those not given leave the profile's."""
+    given = {"device": device or None, "tf32": None if tf32 is None else str(tf32).lower()}
+    return [f"run.{name}={value}" for name, value in given.items() if value is not None]
 
 
 def _place(run_id: str, runs: Path, cache: Path) -> Place:
@@ -158,6 +168,8 @@ def train(
     resume: Annotated[str, typer.Option("--resume", help="auto (newest valid checkpoint), none, or a path")] = "auto",
     resume_from: Annotated[str, typer.Option("--resume-from", help="a checkpoint file to go on from")] = "",
     evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="judge the fold afterwards")] = True,
+    device: DeviceName = "",
+    tf32: Tf32 = None,
     runs: Runs = Path("runs"),
     cache: Cache = Path("cache"),
     config: Config = "cpu-demo",
@@ -172,7 +184,7 @@ def train(
 
     place = _place(run_id, runs, cache)
     more = [f"folds.folds={len(_fold_list(place))}"]
-    cfg = _config(config, set_, *more, *([f"run.n_steps={n_steps}"] if n_steps else []))
+    cfg = _config(config, set_, *more, *([f"run.n_steps={n_steps}"] if n_steps else []), *_device(device, tf32))
     _, result = study.train(place, cfg, fold, resume_from or resume, evaluate)
     if result is not None:
         _output(outputs, wr=_number(result.policy.wr), hold_pct=_number(result.policy.hold_pct))
@@ -197,6 +209,8 @@ def evaluate(
     run_id: RunId,
     fold: FoldNumber,
     select: Annotated[str, typer.Option("--select", help="final or best-val")] = "final",
+    device: DeviceName = "",
+    tf32: Tf32 = None,
     runs: Runs = Path("runs"),
     cache: Cache = Path("cache"),
     outputs: Outputs = None,
@@ -206,12 +220,11 @@ def evaluate(
     Example: python -m trainer evaluate --run-id first --fold 0 --select best-val
     """
     from trainer import study
-    from trainer.config import build_config
+    from trainer.config import with_overrides
 
     place = _place(run_id, runs, cache)
-    tree = study.config_of(place).model_dump(mode="json")
-    tree["eval"]["select"] = select
-    result = study.evaluate(place, build_config(tree, "--select"), fold)
+    chosen = [f"eval.select={select}", *_device(device, tf32)]
+    result = study.evaluate(place, with_overrides(study.config_of(place), chosen), fold)
     _output(outputs, wr=_number(result.policy.wr), hold_pct=_number(result.policy.hold_pct))
     print(f"fold {fold}: wr {_number(result.policy.wr)}, net {result.policy.net_ticks:.1f} ticks")
 
@@ -279,6 +292,8 @@ def verify_resume(
     set_: Set = None,
     data: Annotated[str, typer.Option("--data")] = "synthetic",
     seed: Annotated[int, typer.Option("--seed", help="of the random moments; -1: from the clock")] = -1,
+    device: DeviceName = "",
+    tf32: Tf32 = None,
 ) -> None:
     """Prove on this machine that a killed run ends bit-identical to an undisturbed one.
 
@@ -286,7 +301,7 @@ def verify_resume(
     """
     from trainer.verify import verify
 
-    verify(kills, steps, config, set_ or [], data, seed)
+    verify(kills, steps, config, [*(set_ or []), *_device(device, tf32)], data, seed)
 
 
 @app.command()
@@ -295,6 +310,8 @@ def bench(
     config: Config = "cpu-demo",
     set_: Set = None,
     json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    device: DeviceName = "",
+    tf32: Tf32 = None,
 ) -> None:
     """Time the training step on this machine: steps, env steps and updates a second, time by kernel, checkpoint stall.
 
@@ -302,7 +319,7 @@ def bench(
     """
     from trainer.bench import bench as run
 
-    run(_config(config, set_), steps, json_)
+    run(_config(config, set_, *_device(device, tf32)), steps, json_)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -353,7 +370,8 @@ def _say(error: FoxhuntError) -> int:
 
 
 def _usage(error: Exception) -> int:
-    """A mistake on the command line or a place that can't be used; else a bug, which keeps its traceback (exit 1)."""
+    """A mistake on the command line, a place that can't be used, a fault of the GPU; else a bug, which keeps its
+    traceback (exit 1)."""
     import traceback
 
     from trainer.errors import of_os_error
@@ -361,6 +379,10 @@ def _usage(error: Exception) -> int:
     if isinstance(error, OSError) and (known := of_os_error(error)) is not None:
         return _say(known)
     if not hasattr(error, "format_message"):
+        from trainer.device.faults import of_device_error
+
+        if (fault := of_device_error(error)) is not None:
+            return _say(fault)
         traceback.print_exception(error)
         return 1
     context = getattr(error, "ctx", None)

@@ -44,7 +44,7 @@ def measure(cfg: StudyConfig, steps: int) -> dict[str, Any]:
     """Figures of `steps` learning steps on the synthetic market, after a warm-up; times in milliseconds."""
     market = synthetic_market("synthetic:rows=40000")
     fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
-    device = open_device(cfg.run.device)
+    device = open_device(cfg.run.device, cfg.run.tf32)
     recipe = AlphaRL(device, cfg, market, fold)
     while not recipe.boundary.finished or recipe.step_count < recipe.warm_steps + WARMUP:
         recipe.step()

@@ -6,8 +6,10 @@ FoxhuntError                       1  a bug, unless a subclass says otherwise
     DataError                      2  market files and what is in them
     CheckpointError                2  a checkpoint that can't be used
     LeaseError                     2  a fold folder that another process owns
+    DeviceMemory                   2  a GPU too small for the settings: more host memory (77) would not help
   GateFailed                       3  the study ran; a gate criterion was not met
   Interrupted                     75  a signal or a transient fault; state saved, run again to go on
+    DeviceLost                    75  the GPU failed, was taken away, or is full of another process
   CrashLoop                       76  three unexplained deaths in a row without a new checkpoint
   OutOfMemory                     77  the memory guard fired; state saved
 
@@ -15,6 +17,7 @@ The first line of every message says what is wrong and where; the last says what
 """
 
 import errno
+from collections.abc import Mapping
 
 
 class FoxhuntError(Exception):
@@ -43,12 +46,24 @@ class LeaseError(UsageError):
     pass
 
 
+class DeviceMemory(UsageError):
+    """`arenas`: bytes needed by arena, `free`: bytes there, where both are known before anything is allocated."""
+
+    def __init__(self, message: str, arenas: Mapping[str, int] | None = None, free: int = 0):
+        super().__init__(message)
+        self.arenas, self.free = dict(arenas or {}), free
+
+
 class GateFailed(FoxhuntError):
     exit_code = 3
 
 
 class Interrupted(FoxhuntError):
     exit_code = 75
+
+
+class DeviceLost(Interrupted):
+    pass
 
 
 class CrashLoop(FoxhuntError):

@@ -189,7 +189,7 @@ def train(
         log.info("already done, nothing to do", fold=fold, folder=str(folder))
         write_progress(cfg.run.n_steps, cfg.run.n_steps)
         return None, read_fold_result(folder)
-    device = open_device(cfg.run.device)
+    device = open_device(cfg.run.device, cfg.run.tf32)
     log.info("training", fold=chosen.label, device=device.name, steps=cfg.run.n_steps, train_rows=_rows(chosen.train))
     meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
     wait = LEASE_WAIT_S if os.environ.get("FOXHUNT_POD") else 0.0
@@ -231,7 +231,7 @@ def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
         raise UsageError(
             f"fold {fold}: no checkpoint in {folder}\ntrain it first: python -m trainer train --fold {fold}"
         )
-    device = open_device(cfg.run.device)
+    device = open_device(cfg.run.device, cfg.run.tf32)
     meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
     check_same(found.meta, meta, found.path)
     best = cfg.eval.select == "best-val" and np.isfinite(found.arrays["best.score"][0])

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import structlog
 
 from kernels.spec import Kernel
 from trainer.errors import UsageError
@@ -19,6 +20,8 @@ from trainer.errors import UsageError
 MAX_CHECKED = 4096  # launches remembered as checked
 FREED_ONCE = 31 << 20  # bytes, just below glibc's largest dynamic threshold
 ALIGN = 256  # bytes; what cuBLAS and vector loads want, and what keeps bits equal from run to run
+
+log = structlog.get_logger()
 
 
 class Region:
@@ -29,6 +32,7 @@ class Region:
     """
 
     WARMUP = 2
+    launched: ClassVar[str] = ""  # the last one in this process: CUDA's errors come late and name no kernel
 
     def __init__(self, body: Callable[[], None], name: str, recorder: Any = None):
         self.body, self.name, self.recorder = body, name, recorder
@@ -36,6 +40,7 @@ class Region:
         self.graph: Any = None
 
     def __call__(self) -> None:
+        Region.launched = self.name
         if self.recorder is None:
             self.body()
         elif self.calls < self.WARMUP:
@@ -92,6 +97,9 @@ class Device:
     recorder: Any = None
 
     # -- memory, outside regions --
+    def require_room(self, sizes: Mapping[str, int]) -> None:
+        """Raises DeviceMemory when arrays of these sizes (bytes by name) won't fit. The host has a guard of its own."""
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         raise NotImplementedError
 
@@ -197,20 +205,27 @@ class NumpyDevice(Device):
         array.fill(0)
 
 
-def open_device(name: str = "auto") -> Device:
-    """`cpu`, `cuda`, or `auto` (CUDA when a GPU and cupy are there). Raises UsageError when it is not to be had."""
+def open_device(name: str = "auto", tf32: bool = True) -> Device:
+    """`cpu`, `cuda`, or `auto` (CUDA when a GPU can be used; why not is logged where CUDA is installed).
+
+    Raises UsageError when it is not to be had.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device {name}: unknown device; choose auto, cpu or cuda")
     if name == "cpu":
         return NumpyDevice()
-    from trainer.device.cuda import CudaDevice, why_unavailable
+    from trainer.device.probe import installed_wheels, why_unavailable
     from trainer.device.source import missing_sources
 
     reason = why_unavailable()
     if reason is None and (missing := missing_sources()):
         reason = f"{len(missing)} kernels have no CUDA source yet ({', '.join(missing[:4])} ...); use --device cpu"
     if reason is None:
-        return CudaDevice()
+        from trainer.device.cuda import CudaDevice
+
+        return CudaDevice(tf32)
     if name == "cuda":
         raise UsageError(f"--device cuda: {reason}")
+    if installed_wheels():
+        log.warning("no GPU is used", why=reason)
     return NumpyDevice()

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from kernels.spec import Kernel
+from trainer.device import memory, probe
 from trainer.device.base import MAX_CHECKED, Device, Readback
+from trainer.device.probe import why_unavailable as why_unavailable  # what a test of this module asks first
 from trainer.device.source import OPTIONS, compile_error, kernel_source
 from trainer.errors import FoxhuntError, UsageError
 
@@ -23,25 +25,6 @@ WORKSPACE = 32 << 20  # bytes a cuBLAS handle; what Hopper's heuristics ask for
 TRAINING, BESIDE = -1, 0  # priorities of streams; the lower number goes first
 FREE_SHARED = 48 << 10  # bytes of shared memory that a block gets without asking
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _R_32F, _ALGO_DEFAULT = 68, 77, 0, -1
-
-
-def why_unavailable() -> str | None:
-    """None when a GPU can be used, else the reason in one line with what to do."""
-    try:
-        import cupy
-    except ImportError:
-        return "cupy is not installed; pip install 'foxhunt[gpu]' (CUDA 13) or 'foxhunt[gpu-cu12]'"
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no usable NVIDIA driver ({error}); install one, or use --device cpu"
-    if not count:
-        return "no NVIDIA GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"
-    try:
-        from nvmath.bindings import cublas  # noqa: F401
-    except ImportError:
-        return "nvmath-python is not installed; pip install 'foxhunt[gpu]' (CUDA 13) or 'foxhunt[gpu-cu12]'"
-    return None
 
 
 class _Branch:
@@ -71,7 +54,7 @@ class CudaReadback(Readback):
         # Blocking: a thread that waits leaves its core to the others.
         self.ready = [self.cp.cuda.Event(block=True, disable_timing=True) for _ in range(slots)]
         self.shadow = {name: device.empty(a.shape, a.dtype) for name, a in arrays.items()} if large else None
-        self.stream = self.cp.cuda.Stream(non_blocking=True) if large else None
+        self.stream: Any = self.cp.cuda.Stream(non_blocking=True) if large else None
         self.copied = self.cp.cuda.Event(disable_timing=True)
 
     def _buffer(self, array: Any) -> np.ndarray:
@@ -147,7 +130,10 @@ class CudaDevice(Device):
         import cupy as cp
         from nvmath.bindings import cublas
 
-        self.cp, self.cublas = cp, cublas
+        self.cp, self.cublas, self.tf32 = cp, cublas, tf32
+        management = probe.management(cp)
+        self.others = management.others() if management else {}
+        probe.warn_of_others(self.others)
         self.compute = _COMPUTE_32F_FAST_TF32 if tf32 else _COMPUTE_32F
         self.main = _Branch(cp, cublas, TRAINING)
         self.branches: dict[str, _Branch] = {}
@@ -162,19 +148,20 @@ class CudaDevice(Device):
 
     @property
     def model(self) -> str:
-        return self.cp.cuda.runtime.getDeviceProperties(self.cp.cuda.Device().id)["name"].decode()
+        """What decides the bits of a run: the card, and how products round."""
+        name = self.cp.cuda.runtime.getDeviceProperties(self.cp.cuda.Device().id)["name"].decode()
+        return name if self.tf32 else f"{name}, TF32 off"
 
     # -- memory --
+    def free_bytes(self) -> int:
+        """What can still be allocated: free on the card, or freed and kept by the pool."""
+        return self.cp.cuda.runtime.memGetInfo()[0] + self.cp.get_default_memory_pool().free_bytes()
+
+    def require_room(self, sizes: Mapping[str, int]) -> None:
+        memory.require_room(sizes, self.free_bytes())
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        try:
-            return self.cp.empty(shape, dtype)
-        except self.cp.cuda.memory.OutOfMemoryError:
-            free, total = self.cp.cuda.runtime.memGetInfo()
-            need = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            raise UsageError(
-                f"GPU memory: {need >> 20} MiB more are needed, {free >> 20} of {total >> 20} MiB are free\n"
-                "lower --n-backtests or --per-capacity, or use a coarser data.sample"
-            ) from None
+        return self.cp.empty(shape, dtype)
 
     def fill(self, array: Any, value: Any) -> None:
         # On the main stream, which every other one waits for where it forks off: a non-blocking stream is not ordered

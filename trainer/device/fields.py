@@ -87,12 +87,16 @@ class Namespace:
 
 
 def allocate(device: Device, fields: Iterable[Field], real: Any = np.float32) -> Store:
-    """Allocates every field on `device`, each 256-byte aligned, and fills in its initial value."""
+    """Allocates every field on `device`, each 256-byte aligned, and fills in its initial value.
+
+    Raises DeviceMemory before anything is allocated when all of it will not fit.
+    """
     fields = list(fields)
     dtypes = {f.name: np.dtype(real if f.dtype == REAL else f.dtype) for f in fields}
     if len(dtypes) < len(fields):
         names = [f.name for f in fields]
         raise ValueError(f"two fields are named {next(n for n in names if names.count(n) > 1)}")
+    device.require_room({f.name: _nbytes(dtypes[f.name], f.shape) for f in fields})
     first, size = {}, 0
     for f in fields:
         if f.kind == "state":
