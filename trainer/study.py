@@ -19,14 +19,16 @@ import numpy as np
 import structlog
 
 from trainer.config import StudyConfig
-from trainer.errors import UsageError
+from trainer.errors import DeviceMemory, UsageError
 from trainer.files import write_json, write_text
 from trainer.paths import fold_folder, run_folder
 
 if TYPE_CHECKING:
     from trainer.data.folds import Fold
     from trainer.data.market import Market
+    from trainer.device import Device
     from trainer.learn.loop import Outcome
+    from trainer.recipes.alpha_rl import AlphaRL
     from trainer.results.fold_result import FoldResult
     from trainer.results.gate import Verdict
 
@@ -178,7 +180,6 @@ def train(
     from trainer.learn.heartbeat import Heartbeat
     from trainer.learn.loop import train as run
     from trainer.learn.metrics import write_progress
-    from trainer.recipes.alpha_rl import AlphaRL
     from trainer.results.fold_result import read_fold_result
 
     study, market, folds = open_study(place, cfg)
@@ -196,7 +197,7 @@ def train(
     result = None
     with Heartbeat(fold, cfg.run.n_steps) as heartbeat:
         recipe, outcome = run(
-            lambda: AlphaRL(device, cfg, market, chosen), cfg.run, folder, fold, meta, resume, quiet, wait, heartbeat
+            lambda: _build(device, cfg, market, chosen), cfg.run, folder, fold, meta, resume, quiet, wait, heartbeat
         )
         log.info("trained", fold=fold, step=outcome.step, seconds=round(outcome.seconds, 1), state=outcome.state_hash)
         if judge:
@@ -205,6 +206,33 @@ def train(
             result = _judge(place, cfg, study, market, chosen, device, recipe.store, recipe.store[name], name)
             write_text(folder / DONE, f"{mark}\n{outcome.state_hash}\n")
     return outcome, result
+
+
+def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold) -> AlphaRL:
+    from trainer.recipes.alpha_rl import AlphaRL
+
+    try:
+        return AlphaRL(device, cfg, market, fold)
+    except DeviceMemory as error:
+        raise too_many_rows(error, market) or error from None
+
+
+def too_many_rows(error: DeviceMemory, market: Market) -> DeviceMemory | None:
+    """What fits, when it is the market's rows that don't: sampling and window. None when all else alone is too much."""
+    from trainer.data.sampling import coarser
+
+    taken, rows = error.arenas.get("market", 0), len(market)
+    room = int((error.free - sum(error.arenas.values()) + taken) / max(taken / rows, 1))
+    if not 0 < room < rows:
+        return None
+    sample = coarser(market.meta.sampling, rows, room)
+    now, then = market.meta.sampling, f"--set data.sample={sample}" if sample else "a coarser data.sample"
+    return DeviceMemory(
+        f"GPU memory: the market's {rows:,} rows (sampled at {now}) take {taken >> 20:,} MiB, and about {room:,} rows "
+        f"fit beside the rest; use {then}, or a window of at most {room:,} rows (fewer files)",
+        error.arenas,
+        error.free,
+    )
 
 
 def export_fold(place: Place, fold: int, outputs: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.data.frames import CUTS, frame, joined, same, split
 from trainer.data.frame import BookFrame
-from trainer.data.sampling import INTERVALS, resolve, sample_rows
+from trainer.data.sampling import INTERVALS, coarser, resolve, sample_rows
 from trainer.errors import ConfigError, DataError
 
 MS = 1_000_000
@@ -137,3 +137,19 @@ def test_a_bad_sampling_says_what_is_possible(sample, message):
 def test_volume_sampling_needs_volume():
     with pytest.raises(DataError, match=r"TEST: data\.sample=volume:5 needs traded volume"):
         list(sample_rows([frame([0, 1])], "volume:5", "TEST"))
+
+
+@pytest.mark.parametrize(
+    "sample, times, found",
+    [
+        ("100ms", 1.0, "100ms"),
+        ("100ms", 1.1, "1s"),
+        ("100ms", 10.0, "1s"),
+        ("100ms", 10.1, "1m"),
+        ("1m", 1.5, None),
+        ("event", 2.0, None),
+        ("volume:500", 1.25, "volume:625"),
+    ],
+)
+def test_the_finest_sampling_that_leaves_few_enough_rows(sample, times, found):
+    assert coarser(sample, int(1000 * times), 1000) == found

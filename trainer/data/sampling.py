@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
@@ -45,6 +46,18 @@ def resolve(sample: str, is_book: bool, gap_ns: int) -> str:
             "sample more finely, or raise the gap"
         )
     return sample
+
+
+def coarser(sample: str, rows: int, room: int) -> str | None:
+    """The finest sampling that leaves about `room` of the `rows` rows that a resolved one made; None if none is known.
+
+    Rows are taken to be evenly spread, so it is an estimate; how many events an interval has is unknown.
+    """
+    times = rows / room
+    if sample.startswith("volume:"):
+        return f"volume:{ceil(int(sample.removeprefix('volume:')) * times)}"
+    longer = [name for name, ns in INTERVALS.items() if ns >= INTERVALS.get(sample, ns + 1) * times]
+    return min(longer, key=INTERVALS.__getitem__, default=None)
 
 
 def sample_rows(frames: Iterable[BookFrame], sample: str, symbol: str = "input") -> Iterator[BookFrame]:
