@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.cluster.builds import manifests, program
 from tests.cluster.control_plane import kubectl
+from tests.cluster.host import ClusterError
 from tests.cluster.images import CONTROLLER_IMAGE, EXECUTOR
 from tests.cluster.layout import ADMIN, API_PORT, BUCKET, CLAIM, CPU_POOL, NAMESPACE, Facts
 from tests.cluster.live import DATA, set_text
@@ -97,6 +98,18 @@ def apply(objects: list[dict[str, Any]]) -> None:
     kubectl("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-", stdin=json.dumps(whole))
 
 
+def _create_crds(files: list[Any]) -> None:
+    """Megabytes of schema, for which a busy machine's API server may need longer than it gives itself: asked again."""
+    for last in (False, False, True):
+        try:
+            # Without validation: the schema is not to be sent and checked twice.
+            kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", *files)
+            return
+        except ClusterError:
+            if last:
+                raise
+
+
 def install(facts: Facts) -> None:
     """Full CRDs, the controller with its RBAC and settings, and the project's objects."""
     CLAIM.mkdir(parents=True, exist_ok=True)
@@ -104,7 +117,7 @@ def install(facts: Facts) -> None:
     base = manifests() / "base"
     inside = manifests() / "namespace-install" / "workflow-controller-rbac"
     crds = [arg for file in sorted((base / "crds" / "full").glob("argoproj*.yaml")) for arg in ("-f", file)]
-    kubectl("create", "--validate=false", *crds)  # megabytes of schema: not to be sent and checked twice
+    _create_crds(crds)
     apply(_objects(facts))
     rbac = (
         inside / f"{CONTROLLER}-role.yaml",
