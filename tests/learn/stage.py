@@ -101,4 +101,4 @@ class Stage:
         (self.learn if self.learning else self.collect)()
         if self.boundary.step():
             self.end()
-            self.boundary.sync()
+            self.boundary.passed()

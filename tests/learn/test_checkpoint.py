@@ -93,7 +93,7 @@ def test_other_config_data_and_machine(tmp_path):
 def test_writer_keeps_two_and_copies_nothing_late(tmp_path):
     writer = ck.CheckpointWriter(tmp_path, META)
     for step in (1, 2, 3):
-        writer.submit(step, {"a": np.full(3, step)})
+        writer.submit(step, lambda step=step: {"a": np.full(3, step)})
     writer.close()
     assert [p.name for p in ck.list_checkpoints(tmp_path)] == ["checkpoint-3.bin", "checkpoint-2.bin"]
     assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))
@@ -108,16 +108,16 @@ def test_a_full_disk_keeps_the_old_file_and_ends_in_75_after_three(tmp_path, mon
     monkeypatch.setattr(ck, "write_checkpoint", full)
     writer = ck.CheckpointWriter(tmp_path, META)
     for step in (2, 3):
-        writer.submit(step, ARRAYS)
+        writer.submit(step, lambda: ARRAYS)
         writer.drain()
     monkeypatch.undo()
-    writer.submit(4, ARRAYS)
+    writer.submit(4, lambda: ARRAYS)
     writer.drain()
     assert writer.failures == 0 and writer.last_step == 4
     monkeypatch.setattr(ck, "write_checkpoint", full)
     with pytest.raises(Interrupted, match=r"3 writes in a row failed.*No space left"):
         for step in (5, 6, 7, 8):
-            writer.submit(step, ARRAYS)
+            writer.submit(step, lambda: ARRAYS)
             writer.drain()
     assert [ck.read_checkpoint(p).step for p in ck.list_checkpoints(tmp_path)] == [4, 1]
 
@@ -129,3 +129,36 @@ def test_a_call_off_before_the_rename_leaves_nothing(tmp_path):
     with pytest.raises(Interrupted):
         ck.write_checkpoint(ck.checkpoint_path(tmp_path, 1), 1, ARRAYS, META, before_rename=lost)
     assert list(tmp_path.iterdir()) == []
+
+
+def failing(*_):
+    raise RuntimeError("the card is gone")
+
+
+@pytest.mark.parametrize("how", ["load", "verify", "before_rename"])
+def test_what_fails_on_the_thread_is_raised_by_the_next_call(tmp_path, how):
+    """None of these is a disk fault: no second attempt, and the older file stays."""
+    write(tmp_path, 1)
+    hooks = {name: failing for name in ("verify", "before_rename") if name == how}
+    writer = ck.CheckpointWriter(tmp_path, META, **hooks)
+    writer.submit(2, failing if how == "load" else lambda: ARRAYS)
+    with pytest.raises(RuntimeError, match="the card is gone"):
+        writer.drain()
+    for call in (writer.check, writer.close, lambda: writer.submit(3, lambda: ARRAYS)):
+        with pytest.raises(RuntimeError, match="the card is gone"):
+            call()
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1.bin"]
+
+
+def test_arrays_are_verified_before_they_are_written(tmp_path):
+    seen = []
+    writer = ck.CheckpointWriter(tmp_path, META, verify=lambda step, arrays: seen.append((step, arrays)))
+    writer.submit(7, lambda: ARRAYS)
+    writer.close()
+    assert seen == [(7, ARRAYS)] and writer.last_step == 7
+
+
+def test_an_array_larger_than_a_piece_keeps_its_checksum(tmp_path):
+    big = np.random.default_rng(0).integers(0, 256, 2 * ck.PIECE + 17, np.uint8)
+    found = ck.read_checkpoint(write(tmp_path, arrays={"big": big, "small": big[:3]}))
+    assert np.array_equal(found.arrays["big"], big) and np.array_equal(found.arrays["small"], big[:3])

@@ -122,7 +122,7 @@ def test_validation_changes_nothing_but_the_best_weights(world):
             figures = validated.validate()
     assert figures["val_rows"] > 0 and np.isfinite(figures["val_net_per_1k"])
     a, b = bits(plain), bits(validated)
-    assert [n for n in a if a[n] != b[n]] == ["best.param", "best.score"]
+    assert [n for n in a if a[n] != b[n]] == ["val.param", "best.param", "best.score"]
 
 
 def test_a_planted_nan_is_named(world):

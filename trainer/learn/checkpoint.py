@@ -29,6 +29,7 @@ from trainer.files import write_atomic
 MAGIC = 0x48584F46  # "FOXH" as bytes
 VERSION = 1
 KEEP = 2  # newest files kept: one to resume from, one before it should the newest be damaged
+PIECE = 1 << 18  # bytes summed and written at a time
 MAX_FAILURES = 3  # failed writes in a row before the run ends with exit 75
 _HEAD = struct.Struct("<IIQI")
 _NAME = re.compile(r"checkpoint-(\d+)\.bin$")
@@ -76,11 +77,13 @@ class _CrcFile:
         self.file, self.crc = file, 0
 
     def write(self, data: bytes | memoryview) -> None:
-        self.file.write(data)
-        # google_crc32c takes bytes; pieces keep the copy small for arrays of hundreds of megabytes
+        # google_crc32c takes bytes, and holds the interpreter's lock while it sums them. The training thread wants that
+        # lock a few times a step: it gets it at each write, so a piece is as small as a write may reasonably be.
         view = memoryview(data)
-        for start in range(0, len(view), 1 << 22):
-            self.crc = google_crc32c.extend(self.crc, bytes(view[start : start + (1 << 22)]))
+        for start in range(0, len(view), PIECE):
+            piece = bytes(view[start : start + PIECE])
+            self.crc = google_crc32c.extend(self.crc, piece)
+            self.file.write(piece)
 
 
 def _manifest(arrays: Mapping[str, np.ndarray], meta: Mapping[str, str]) -> bytes:
@@ -236,76 +239,93 @@ def check_same(found: Mapping[str, str], expected: Mapping[str, str], path: Path
 # -- in the background ------------------------------------------------------------------------------------------------
 
 
+Arrays = Mapping[str, np.ndarray]
+
+
 class CheckpointWriter:
     """Writes snapshots on a thread. One write at a time; `submit` waits for the one before it.
 
-    A failed write is said loudly, keeps the older files and is tried again at the next cadence; the third in a row
-    raises Interrupted from `submit` or `close`.
+    A snapshot comes as a function that waits for the host copies and returns them; the writer calls it on its thread,
+    then `verify(step, arrays)`, which raises what is wrong with them. A failed write is said loudly, keeps the older
+    files and is tried again at the next cadence; the third in a row is Interrupted. That, and whatever else went wrong
+    on the thread, is raised by the next call of any method here.
     """
 
-    def __init__(self, folder: Path, meta: Mapping[str, str], before_rename: Callable[[], None] | None = None):
-        self.folder, self.meta, self.before_rename = folder, dict(meta), before_rename
+    def __init__(
+        self,
+        folder: Path,
+        meta: Mapping[str, str],
+        before_rename: Callable[[], None] | None = None,
+        verify: Callable[[int, Arrays], None] | None = None,
+    ):
+        self.folder, self.meta, self.before_rename, self.verify = folder, dict(meta), before_rename, verify
         self.failures = 0
         self.last_step: int | None = None
         self.last_time: float | None = None
         self.fatal: BaseException | None = None
-        self._queue: queue.Queue[tuple[int, dict[str, np.ndarray]] | None] = queue.Queue(1)
+        self._queue: queue.Queue[tuple[int, Callable[[], Arrays]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def submit(self, step: int, arrays: dict[str, np.ndarray]) -> None:
-        """Hands over a snapshot that the caller will not touch again."""
+    def submit(self, step: int, load: Callable[[], Arrays]) -> None:
+        """Hands over a snapshot. What `load` returns must stay as it is until the write has ended."""
+        self.drain()
+        self._queue.put((step, load))
+
+    def check(self) -> None:
+        """Raises what went wrong on the thread; waits for nothing."""
+        if self.fatal is not None:
+            raise self.fatal
+
+    def drain(self) -> None:
+        """Waits for the write under way."""
         self._queue.join()
-        self._raise()
-        self._queue.put((step, arrays))
+        self.check()
 
     def close(self) -> None:
-        """Waits for the last write; raises what it raised. May be called again."""
+        """Waits for the last write. May be called again."""
         self._queue.join()
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        self._raise()
-
-    def drain(self) -> None:
-        self._queue.join()
-        self._raise()
-
-    def _raise(self) -> None:
-        if self.fatal is not None:
-            raise self.fatal
+        self.check()
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
                 self._write(*job)
+            except BaseException as error:  # a lost lease, a bad array, a lost card: none a disk fault
+                self.fatal = error
             finally:
                 self._queue.task_done()
         self._queue.task_done()
 
-    def _write(self, step: int, arrays: dict[str, np.ndarray]) -> None:
+    def _write(self, step: int, load: Callable[[], Arrays]) -> None:
         started = time.monotonic()
         path = checkpoint_path(self.folder, step)
+        arrays = load()
+        if self.verify is not None:
+            self.verify(step, arrays)
         try:
             write_checkpoint(path, step, arrays, self.meta, self.before_rename)
         except OSError as error:
-            self.failures += 1
-            log.error(
-                "checkpoint not written; the older ones are kept and it is tried again at the next cadence",
-                path=str(path),
-                why=error.strerror or str(error),
-                failures=self.failures,
-            )
-            if self.failures >= MAX_FAILURES:
-                self.fatal = Interrupted(
-                    f"checkpoint {path}: {self.failures} writes in a row failed ({error.strerror or error})\n"
-                    f"free space in {self.folder} or check the volume, then run the same command again"
-                )
-            return
-        except BaseException as error:  # lease lost: not a disk fault, so it ends the run at once
-            self.fatal = error
+            self._failed(path, error)
             return
         self.failures, self.last_step, self.last_time = 0, step, time.time()
         for old in list_checkpoints(self.folder)[KEEP:]:
             old.unlink(missing_ok=True)
         log.info("checkpoint saved", step=step, seconds=round(time.monotonic() - started, 3), path=str(path))
+
+    def _failed(self, path: Path, error: OSError) -> None:
+        self.failures += 1
+        log.error(
+            "checkpoint not written; the older ones are kept and it is tried again at the next cadence",
+            path=str(path),
+            why=error.strerror or str(error),
+            failures=self.failures,
+        )
+        if self.failures >= MAX_FAILURES:
+            raise Interrupted(
+                f"checkpoint {path}: {self.failures} writes in a row failed ({error.strerror or error})\n"
+                f"free space in {self.folder} or check the volume, then run the same command again"
+            )

@@ -1,11 +1,13 @@
 """The greedy policy over rows of the market, in lockstep lanes: final evaluation and validation during training.
 
 The encoder reads the market alone, so every row of the window is encoded once, in chunks; then the recurrent cell, the
-heads and the environment walk the lanes step by step. The weights are a snapshot, copied in place.
+heads and the environment walk the lanes step by step. The weights are a snapshot, copied in place. A pass is a row of
+small pieces, so that it can be walked beside the training; nothing in it waits for the device.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,26 +37,36 @@ def segment_lanes(lanes: list[tuple[int, int]], rows: int) -> list[tuple[int, in
     return [piece for piece in pieces if piece[0] < piece[1]]
 
 
+def chunk_plan(base: int, rows: int) -> np.ndarray:
+    """int32 [C, 2, CHUNK]: of each chunk, which rows of the table it fills and which rows of the market they are."""
+    index = np.minimum(np.arange(-(-rows // CHUNK) * CHUNK), rows - 1).reshape(-1, CHUNK)
+    return np.stack([index, index + base], axis=1).astype(np.int32)
+
+
 class Evaluator:
-    """Lanes [(first row, last row)] of one window. `run(param)` -> the log, host arrays [T, B] by name."""
+    """Lanes [(first row, last row)] of one window. `run(param)` -> the log, host arrays [T, B] by name.
+
+    Piece by piece: `begin(param)`, `advance(share)` up to 1, `log()`.
+    """
 
     def __init__(
         self, device: Device, cfg: StudyConfig, market: Store, lanes: list[tuple[int, int]], real: Any = np.float32
     ):
-        self.device, self.cfg, self.lanes = device, cfg, lanes
+        self.device, self.cfg = device, cfg
         features = market["market.features"]
         self.net = Network(cfg.net, features.shape[1])
-        self.base = min(first for first, _ in lanes)
-        self.rows = max(last for _, last in lanes) - self.base + 1
-        self.steps = max(last - first for first, last in lanes)
-        b = len(lanes)
+        first, last = (np.array(x, np.int32) for x in zip(*lanes))
+        self.base = int(first.min())
+        self.rows, self.steps = int(last.max()) - self.base + 1, int((last - first).max())
+        b, plan = len(lanes), chunk_plan(self.base, self.rows)
         own = allocate(
             device,
             [
                 Field("eval.param", (self.net.layout.size,), kind="scratch"),
+                Field("eval.first", (b,), "int32", "data", first, "first row of each lane"),
+                Field("eval.plan", plan.shape, "int32", "data", plan, "see chunk_plan"),
+                Field("eval.chunk", (2, CHUNK), "int32", "scratch", doc="the plan's rows of the chunk being encoded"),
                 Field("eval.table", (self.rows, cfg.net.d_model), kind="scratch", doc="encoding of every row"),
-                Field("eval.chunk_row", (CHUNK,), "int32", "scratch"),
-                Field("eval.chunk_index", (CHUNK,), "int32", "scratch"),
                 Field("eval.h", (b, cfg.net.hidden), kind="scratch"),
                 Field("eval.cursor", (1,), "int64", "scratch"),
                 Field("eval.step", (1,), "int64", "scratch", doc="clock of lanes that draw nothing"),
@@ -69,53 +81,69 @@ class Evaluator:
         shared = {name: array for name, array in market.arrays.items() if name.startswith("market.")}
         self.store = Store([*own.fields.values()], own.arrays | shared)
         self.env = Environment(device, cfg, self.store, prefix="lane", clock="eval.step")
+        self.env.reset_to(first, last)  # checks the lanes; from now on `_begin` puts them back
         self.params = self.net.layout.views(self.store["eval.param"])
         # Looked up once: with few lanes a step is short, and names would be a tenth of it.
         self._act, self._lane, self._acting = (self.store.ns(name) for name in ("act", "lane", "acting"))
         self._recorded = self._record_arguments()
+        self._index, self._rows = self.store["eval.chunk"]
+        self._chunks = list(self.store["eval.plan"])
+        self._logged = device.readback({name: self.store[f"log.{name}"] for name, _ in RECORDED}, slots=1)
+        self.begin_region = device.region(self._begin, "eval_begin")
         self.encode_region = device.region(self._encode, "eval_encode")
         self.step_region = device.region(self._step, "eval_step")
-
-    def load(self, param: Any) -> None:
-        """Copies the weights [size] in place and encodes the window with them."""
-        d, s = self.device, self.store
-        d.copy(s["eval.param"], param)
-        for start in range(0, self.rows, CHUNK):
-            index = np.minimum(np.arange(start, start + CHUNK), self.rows - 1).astype(np.int32)
-            d.fill(s["eval.chunk_index"], index)
-            d.fill(s["eval.chunk_row"], index + np.int32(self.base))
-            self.encode_region()
+        self.pieces, self.done = len(self._chunks) + self.steps, 0
 
     def run(self, param: Any) -> dict[str, np.ndarray]:
-        """Walks every lane from its first row to its last."""
-        self.load(param)
-        self.start()
-        for _ in range(self.steps):
-            self.step_region()
+        """A whole pass with weights `param` [size]. The arrays are overwritten by the next one."""
+        self.begin(param)
+        self.advance(1.0)
         return self.log()
 
-    def start(self) -> None:
-        first, last = (np.array(x, np.int32) for x in zip(*self.lanes))
-        self.env.reset_to(first, last)
-        self.device.zero(self.store["eval.h"])
-        self.device.zero(self.store["eval.cursor"])
+    def begin(self, param: Any) -> None:
+        """Copies the weights [size] in place and puts every lane on its first row."""
+        self.device.copy(self.store["eval.param"], param)
+        self.begin_region()
+        self.done = 0
+
+    def advance(self, share: float) -> None:
+        """Goes on until `share` (0 to 1) of the pass is on its way to the device."""
+        if self.done == self.pieces:
+            return
+        for piece in range(self.done, math.ceil(share * self.pieces)):
+            if piece < len(self._chunks):
+                self.device.copy(self.store["eval.chunk"], self._chunks[piece])
+                self.encode_region()
+            else:
+                self.step_region()
+            self.done = piece + 1
+        if self.done == self.pieces:
+            self._logged.push()
 
     def log(self) -> dict[str, np.ndarray]:
-        return {name: self.device.to_host(self.store[f"log.{name}"]) for name, _ in RECORDED}
+        """Waits for the whole pass -> host arrays [T, B] by name."""
+        assert self.done == self.pieces, "the pass is not at its end"
+        found = self._logged.pull()
+        assert found is not None
+        return found
 
     def _record_arguments(self) -> list[Any]:
         s, env, acting = self.store, self._lane, self._acting
         values = [acting[n] if n in ("greedy", "q_greedy", "entropy_frac") else env[n] for n, _ in RECORDED]
         return [s["eval.cursor"], *values, *(s[f"log.{n}"] for n, _ in RECORDED)]
 
+    def _begin(self) -> None:
+        d, s = self.device, self.store
+        for name in ("eval.h", "eval.cursor"):
+            d.zero(s[name])
+        d.copy(self._lane.start_row, s["eval.first"])
+        self.env.reset_all()
+
     def _encode(self) -> None:
-        d, s, chunk, market = self.device, self.store, self.store.ns("chunk"), self.store.ns("market")
-        rows = s["eval.chunk_row"]
-        d.launch(
-            gather_windows.KERNEL, rows, market.features, market.mean, market.std, market.ts_gap, chunk.x, chunk.ts
-        )
+        d, chunk, m = self.device, self.store.ns("chunk"), self.store.ns("market")
+        d.launch(gather_windows.KERNEL, self._rows, m.features, m.mean, m.std, m.ts_gap, chunk.x, chunk.ts)
         self.net.encode(d, self.params, chunk)
-        d.launch(scatter_rows.KERNEL, chunk.enc, s["eval.chunk_index"], s["eval.table"])
+        d.launch(scatter_rows.KERNEL, chunk.enc, self._index, self.store["eval.table"])
 
     def _step(self) -> None:
         d, s, a, env, acting = self.device, self.store, self._act, self._lane, self._acting

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import structlog
@@ -25,7 +25,8 @@ from trainer.learn.heartbeat import Heartbeat
 from trainer.learn.lease import Lease
 from trainer.learn.ledger import OUT_OF_MEMORY, Ledger
 from trainer.learn.memory_guard import MemoryGuard, require_memory
-from trainer.learn.metrics import MetricsWriter, write_progress
+from trainer.learn.metrics import MetricsWriter, read_metrics, write_progress
+from trainer.learn.validation import LAG
 from trainer.logs import log_to
 
 log = structlog.get_logger()
@@ -41,19 +42,28 @@ class Recipe(Protocol):
     def step_count(self) -> int: ...
 
     def step(self) -> None:
-        """One step: chooses regions on the host and runs them."""
+        """One step: chooses regions on the host and starts them; waits for none of them."""
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """Host copies of every array of kind "state" at this step boundary."""
+    def freeze(self) -> Callable[[], Mapping[str, np.ndarray]]:
+        """Takes the state of this step boundary; the function waits for host copies, good until the next call."""
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None: ...
 
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self, lag: int = 0) -> dict[str, float]:
+        """Figures of the newest step, which waits for it, or with `lag` 1 of the one before."""
 
-    def validate(self) -> dict[str, float]: ...
+    def went_bad(self, lag: int = 0) -> bool:
+        """Whether a gradient was not finite up to that step."""
 
-    def first_bad_array(self) -> str | None:
-        """Name of the first weight or optimizer array with a NaN or infinity, if there is one."""
+    def begin_validation(self, lag: int) -> None:
+        """Starts a validation pass with the weights of now; its result is due after `lag` more steps."""
+
+    def validated(self, last: bool = False) -> dict[str, float]:
+        """After each step: the figures of a pass that is due, or at the `last` step of one under way, else none."""
+
+    def first_bad_array(self, arrays: Mapping[str, np.ndarray] | None = None) -> str | None:
+        """Name of the first weight or optimizer array with a NaN or infinity, if there is one: of a snapshot, or of
+        now, which waits for it."""
 
 
 @dataclass
@@ -196,11 +206,14 @@ class _Training:
     ):
         self.recipe, self.cfg, self.folder, self.fold = recipe, run, folder, fold
         self.attempt, self.stop, self.guard, self.heartbeat = attempt, stop, guard, heartbeat
-        self.writer = ck.CheckpointWriter(folder, meta, before_rename=lease.check)
+        self.writer = ck.CheckpointWriter(folder, meta, before_rename=lease.check, verify=self._verify)
         self.metrics = MetricsWriter(folder, attempt, run.n_steps, fold, quiet)
-        self.saved_step, self.saved_at = recipe.step_count, time.monotonic()
-        self.measured_step, self.measured_at = recipe.step_count, time.monotonic()
-        self.started = time.monotonic()
+        self.saved_at = self.measured_at = self.started = time.monotonic()
+        self.measured_step = recipe.step_count
+        # The line of the step from which we resume is ours to write, if a kill came between that step and its line.
+        told = [line["step"] for line in read_metrics(folder) if line["step"] <= recipe.step_count]
+        self.told_step = told[-1] if told else 0
+        self.validation: dict[str, float] = {}  # figures that no line has told yet
 
     def run(self) -> Outcome:
         recipe, cfg = self.recipe, self.cfg
@@ -214,14 +227,9 @@ class _Training:
                     self._leave_for_memory()
                 recipe.step()
                 self._after(recipe.step_count)
-            final = self._save()
-            self.writer.drain()
-            while self.writer.last_step != recipe.step_count:  # the writer raises at its third failure
-                final = self._save()
-                self.writer.drain()
-            self.writer.close()
+            final = self._finish()
         except BaseException:
-            with suppress(FoxhuntError):  # a write under way is finished; its failure is not the news
+            with suppress(Exception):  # a write under way is finished; its failure is not the news
                 self.writer.close()
             raise
         finally:
@@ -229,43 +237,80 @@ class _Training:
         return Outcome(recipe.step_count, self.attempt, ck.state_hash(final), time.monotonic() - self.started)
 
     def _after(self, step: int) -> None:
-        cfg = self.cfg
+        """What is due at the boundary after `step`. The device may still be at work on it: figures are those of the
+        step before, and nothing here waits for more than that."""
         self.heartbeat.at(step, self.attempt)
-        if step % cfg.metrics_every == 0 or step == cfg.n_steps:
-            self._measure(step)
+        self.writer.check()
+        self._observe(step - 1, lag=1)
+        self._validate(step)
         minutes = (time.monotonic() - self.saved_at) / 60
-        if step < cfg.n_steps and (step % cfg.checkpoint_every == 0 or minutes >= cfg.checkpoint_minutes):
+        if step < self.cfg.n_steps and (
+            step % self.cfg.checkpoint_every == 0 or minutes >= self.cfg.checkpoint_minutes
+        ):
             self._save()
 
-    def _measure(self, step: int) -> None:
+    def _finish(self) -> Mapping[str, np.ndarray]:
+        """The last line and the last checkpoint, written; returns its arrays. No validation is left under way."""
+        self.validation |= self.recipe.validated(last=True)
+        self._observe(self.recipe.step_count, lag=0)
+        final = self._save()
+        self.writer.drain()
+        while self.writer.last_step != self.recipe.step_count:  # the writer raises at its third failure
+            final = self._save()
+            self.writer.drain()
+        self.writer.close()
+        return final()
+
+    def _observe(self, step: int, lag: int) -> None:
+        """Waits for `step`, `lag` steps ago: the host is never further ahead. Where a line is due it is written, or the
+        run stops because the step went bad; between lines no checkpoint can be (see _verify)."""
+        bad = self.recipe.went_bad(lag)
+        if step > self.told_step and (step % self.cfg.metrics_every == 0 or step == self.cfg.n_steps):
+            if bad:
+                self._fail(step, self.recipe.first_bad_array() or "opt.grad")
+            self._measure(step, lag)
+
+    def _measure(self, step: int, lag: int) -> None:
         now = time.monotonic()
-        values: dict[str, Any] = dict(self.recipe.metrics())
-        self._check_finite(step, values)
-        if self.cfg.validate_every and step % self.cfg.validate_every == 0:
-            values |= self.recipe.validate()
+        values: dict[str, Any] = dict(self.recipe.metrics(lag))
+        bad = next((k for k in ("l_q", "l_pi", "l_v", "l_aux") if not np.isfinite(values.get(k, 0.0))), None)
+        if bad:
+            self._fail(step, self.recipe.first_bad_array() or bad)
+        values |= self.validation
         values["sps"] = round((step - self.measured_step) / max(now - self.measured_at, 1e-9), 2)
         if self.writer.last_step is not None and self.writer.last_time is not None:
             values["checkpoint_step"] = self.writer.last_step
             values["checkpoint_age_s"] = round(time.time() - self.writer.last_time, 1)
         self.metrics.write(step, values)
         self.heartbeat.spoke()
-        self.measured_step, self.measured_at = step, time.monotonic()
+        self.validation = {}
+        self.told_step = self.measured_step = step
+        self.measured_at = time.monotonic()
 
-    def _check_finite(self, step: int, values: Mapping[str, Any]) -> None:
-        losses = [k for k in ("l_q", "l_pi", "l_v", "l_aux") if not np.isfinite(values.get(k, 0.0))]
-        bad = self.recipe.first_bad_array() or next(iter(losses), None)
+    def _validate(self, step: int) -> None:
+        self.validation |= self.recipe.validated()
+        every = self.cfg.validate_every
+        if every and step % every == 0:
+            self.recipe.begin_validation(min(LAG, every))
+
+    def _fail(self, step: int, bad: str) -> NoReturn:
+        raise FoxhuntError(
+            f"fold {self.fold}, step {step}: {bad} is not finite\n"
+            f"the last good checkpoint in {self.folder} is kept; lower learn.lr, or read the metrics before it"
+        )
+
+    def _verify(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """On the writer's thread: a checkpoint with bad weights would push out the last good one."""
+        bad = self.recipe.first_bad_array(arrays)
         if bad:
-            raise FoxhuntError(
-                f"fold {self.fold}, step {step}: {bad} is not finite\n"
-                f"the last good checkpoint in {self.folder} is kept; lower learn.lr, or read the metrics before it"
-            )
+            self._fail(step, bad)
 
-    def _save(self) -> dict[str, np.ndarray]:
-        """Hands a snapshot to the writer. Never one with bad weights: it would push out the last good one."""
-        self._check_finite(self.recipe.step_count, {})
-        arrays = self.recipe.snapshot()
+    def _save(self) -> Callable[[], Mapping[str, np.ndarray]]:
+        """Hands a snapshot to the writer, once the write before it has ended."""
+        self.writer.drain()
+        arrays = self.recipe.freeze()
         self.writer.submit(self.recipe.step_count, arrays)
-        self.saved_step, self.saved_at = self.recipe.step_count, time.monotonic()
+        self.saved_at = time.monotonic()
         return arrays
 
     def _interrupt(self) -> None:
@@ -289,6 +334,7 @@ class _Training:
 
     def _saved_now(self) -> bool:
         """Saves and waits for the file; False when it could not be written."""
+        self._observe(self.recipe.step_count, lag=0)
         self._save()
         self.writer.close()
         return self.writer.last_step == self.recipe.step_count

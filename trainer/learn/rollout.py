@@ -96,21 +96,34 @@ def serve(device: Device, store: Any, cfg: LearnConfig) -> None:
 class Boundary:
     """The host's count of rows: `step()` after each step's region says whether the boundary region is due.
 
-    `sync` after a resume and after each run of that region: it reads four numbers; nothing is read in between.
+    `passed` after each run of that region, which alone sets the next T: it is read one step later, when the device has
+    long gone on. `sync` reads everything, and waits: before the first step and after a resume.
     """
 
     def __init__(self, device: Device, store: Any):
         self.device, self.rollout = device, store.ns("rollout")
+        self.lengths = device.readback({"length": self.rollout.length, "active": self.rollout.active}, slots=1)
         self.sync()
 
     def sync(self) -> None:
-        active = int(self.device.to_host(self.rollout.active)[0])
         self.filled = int(self.device.to_host(self.rollout.filled)[0])
-        self.length = int(self.device.to_host(self.rollout.length)[active])
         # Epoch 0 is the time before the first rollout was finished: nothing can be served yet.
         self.finished = int(self.device.to_host(self.rollout.epoch)[0]) > 0
+        self.lengths.push()
+        self._read_length()
 
     def step(self) -> bool:
         """True when the write just done was row T: it closed the rollout and began the next one with its row."""
+        if self.unread:
+            self._read_length()
         self.filled += 1
         return self.filled > self.length
+
+    def passed(self) -> None:
+        self.filled, self.finished, self.unread = 1, True, True
+        self.lengths.push()
+
+    def _read_length(self) -> None:
+        found = self.lengths.pull()
+        assert found is not None
+        self.length, self.unread = int(found["length"][int(found["active"][0])]), False

@@ -10,7 +10,7 @@ region runs: collect alone until replay and rollout hold enough, and the boundar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,14 @@ from trainer.env.market import market_fields, session_bounds
 # stage 4: what learns
 from trainer.learn import controllers, evaluator, replay, rollout
 from trainer.learn.optimizer import optimizer_fields, optimizer_step
+from trainer.learn.validation import Validation, validation_fields
 
 # stage 3: the network and its losses
 from trainer.nets.losses import act, acting_fields, q_loss, rollout_loss
 from trainer.nets.network import Network
 
 VALIDATION_ROWS = 256  # rows of a validation segment
+LEARNT = ("opt.param", "opt.m", "opt.v", "opt.target")  # what must stay finite
 
 
 class AlphaRL:
@@ -60,6 +62,12 @@ class AlphaRL:
         lanes = evaluator.session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
         segments = evaluator.segment_lanes(lanes, VALIDATION_ROWS)
         self.validator = evaluator.Evaluator(device, cfg, s, segments, real) if segments else None
+        self.validation = Validation(device, s, self.validator)
+        # Two versions: the host reads those of the step before while those of the newest are on their way.
+        self.readings = device.readback({"isv": s["isv"], "bad": s["opt.bad"]}, slots=2)
+        self.readings.push()
+        assert s.arena is not None
+        self.frozen = device.readback({"state": s.arena.flat}, slots=1, large=True)
 
     def _fields(self, market: Any, fold: Fold) -> list[Field]:
         cfg, b, m = self.cfg, self.cfg.env.n_backtests, self.cfg.learn.batch
@@ -78,8 +86,7 @@ class AlphaRL:
             *replay.batch_fields(cfg),
             *acting_fields("acting", b),
             Field("next.online_out", (m, 256), kind="scratch", doc="online head output at s'"),
-            Field("best.param", (layout.size,), doc="weights of the best validation pass"),
-            Field("best.score", (1,), "float64", init=-np.inf, doc="its net ticks per 1,000 decisions"),
+            *validation_fields(layout.size),
             *self.net.fields("act", b, backward=False),
             *self.net.fields("joint", 2 * m, backward=True),
             *self.net.fields("next", m, backward=False),
@@ -97,11 +104,28 @@ class AlphaRL:
             self.collect_region()
         if self.boundary.step():
             self.boundary_region()
-            self.boundary.sync()
+            self.boundary.passed()
         self.steps += 1
+        self.readings.push()
+
+    def freeze(self) -> Callable[[], dict[str, np.ndarray]]:
+        """Takes the state as it is at this step boundary, without waiting, while training goes on.
+
+        The returned function waits for its host copies, on any thread, and gives them by name: whole and unchanged
+        until the next `freeze`, which must come after they were used.
+        """
+        self.frozen.push()
+        return self._frozen_arrays
+
+    def _frozen_arrays(self) -> dict[str, np.ndarray]:
+        found = self.frozen.pull()
+        assert found is not None
+        return self.store.state_in(found["state"])
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        return {name: self.device.to_host(array) for name, array in self.store.items("state")}
+        """Host copies of the caller's own of every array of kind "state"; waits for the device."""
+        assert self.store.arena is not None
+        return self.store.state_in(self.device.to_host(self.store.arena.flat))
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raises ValueError when the arrays are not those of this recipe (the config digest was checked before)."""
@@ -114,28 +138,42 @@ class AlphaRL:
             self.device.fill(array, arrays[name])
         self.steps = int(self.device.to_host(self.store["clock.step"])[0])
         self.boundary.sync()
+        self.validation.sync()
+        self.readings.push()
 
-    def metrics(self) -> dict[str, float]:
-        bus = self.device.to_host(self.store["isv"])
+    def metrics(self, lag: int = 0) -> dict[str, float]:
+        """Figures of the newest step (waits for it), or with `lag` 1 of the one before."""
+        bus = self._reading("isv", lag)
         return {name: float(f"{bus[SLOTS[name]]:.6g}") for name in (*METRICS, *OUTPUTS, *SIGNALS)}
 
+    def went_bad(self, lag: int = 0) -> bool:
+        """Whether a gradient was not finite up to the newest step, or with `lag` 1 up to the one before."""
+        return bool(self._reading("bad", lag)[0])
+
+    def _reading(self, name: str, lag: int) -> np.ndarray:
+        found = self.readings.pull(lag)
+        assert found is not None, "no step was taken yet"
+        return found[name]
+
+    def begin_validation(self, lag: int) -> None:
+        """Takes the weights as they are now for a greedy pass over the validation slice, beside the training."""
+        self.validation.begin(self.steps, lag)
+
+    def validated(self, last: bool = False) -> dict[str, float]:
+        """After each step: figures of a pass whose result is due, or at the `last` step of one under way, else none."""
+        return self.validation.after_step(self.steps, last)
+
     def validate(self) -> dict[str, float]:
-        """One greedy pass over the validation slice; remembers the best weights."""
-        if self.validator is None:
-            return {}
-        figures = evaluator.summary(self.validator.run(self.store["opt.param"]))
-        if figures["val_net_per_1k"] > float(self.device.to_host(self.store["best.score"])[0]):
-            self.device.fill(self.store["best.score"], figures["val_net_per_1k"])
-            self.device.copy(self.store["best.param"], self.store["opt.param"])
-        return figures
+        """A whole pass at once."""
+        self.begin_validation(1)
+        return self.validated(last=True)
 
-    def first_bad_array(self) -> str | None:
-        if int(self.device.to_host(self.store["opt.bad"])[0]):
-            return self._first_not_finite(("opt.param", "opt.m", "opt.v")) or "opt.grad"
-        return self._first_not_finite(("opt.param", "opt.m", "opt.v", "opt.target"))
-
-    def _first_not_finite(self, names: tuple[str, ...]) -> str | None:
-        return next((n for n in names if not np.isfinite(self.device.to_host(self.store[n])).all()), None)
+    def first_bad_array(self, arrays: Mapping[str, np.ndarray] | None = None) -> str | None:
+        """Name of the first array of the optimizer with a NaN or infinity: of a snapshot, or of now (waits for it)."""
+        if arrays is None:
+            arrays = {name: self.device.to_host(self.store[name]) for name in (*LEARNT, "opt.bad")}
+        found = next((name for name in LEARNT if not np.isfinite(arrays[name]).all()), None)
+        return found or ("opt.grad" if arrays["opt.bad"][0] else None)
 
     # -- regions --
     def _collect(self) -> None:
