@@ -307,19 +307,25 @@ def verify_resume(
 @app.command()
 def bench(
     steps: Annotated[int, typer.Option("--steps", min=10, help="measured steps after 50 of warm-up")] = 200,
+    cold: Annotated[bool, typer.Option("--cold", help="also time a start that compiles every kernel")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="registers, spills and shared memory instead")] = False,
+    arch: Annotated[str, typer.Option("--arch", help="of --kernels; needs no GPU")] = "sm_90",
     config: Config = "cpu-demo",
     set_: Set = None,
     json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
     device: DeviceName = "",
     tf32: Tf32 = None,
 ) -> None:
-    """Time the training step on this machine: steps, env steps and updates a second, time by kernel, checkpoint stall.
+    """Time the training step on this machine: rates, time by region and operation, checkpoint stall, memory, start.
 
-    Example: python -m trainer bench --config cpu-demo
+    Example: python -m trainer bench --config seed --device cuda
     """
-    from trainer.bench import bench as run
+    from trainer import bench as run
 
-    run(_config(config, set_, *_device(device, tf32)), steps, json_)
+    if kernels:
+        run.bench_kernels(arch, json_)
+    else:
+        run.bench(_config(config, set_, *_device(device, tf32)), steps, json_, cold)
 
 
 def main(argv: list[str] | None = None) -> int:

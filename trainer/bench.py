@@ -1,83 +1,229 @@
-"""`python -m trainer bench`: what a training step costs on this machine, and which kernels it goes to."""
+"""`python -m trainer bench`: what a training step costs on this machine, and what it goes to.
+
+The rate is that of steps as they run in training. Where a step goes is measured apart, in steps whose operations run
+one after the other with a mark between them: branches that overlap in training don't here, so the sum is above a step.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from trainer.config import StudyConfig
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
-from trainer.device import open_device
+from trainer.device import Region, Store, open_device
 from trainer.device.base import Device
+from trainer.device.memory import by_arena
+from trainer.errors import FoxhuntError
 from trainer.learn.checkpoint import checkpoint_path, write_checkpoint
 from trainer.recipes.alpha_rl import AlphaRL
 
 WARMUP = 50
+TRACED = 20  # steps whose operations are timed one by one; the first ones load what is only used then
+TRACE_WARMUP = 3
+OPERATIONS = ("launch", "gemm", "copy", "zero")
+DATA = "synthetic:rows=40000"
+SHOWN = 24  # rows of a table on the screen; the JSON has all
 
 
-class _Clocked:
-    """Sums the time of every launch and GEMM of a CPU device by name."""
-
-    def __init__(self, device: Device):
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.calls: dict[str, int] = defaultdict(int)
-        self.device, launch, gemm = device, device.launch, device.gemm
-
-        def timed(name: str, call: Any, *args: Any, **kwargs: Any) -> None:
-            started = time.perf_counter()
-            call(*args, **kwargs)
-            self.seconds[name] += time.perf_counter() - started
-            self.calls[name] += 1
-
-        device.launch = lambda k, *v: timed(k.name, launch, k, *v)  # type: ignore[method-assign]
-        device.gemm = lambda *a, **k: timed("gemm", gemm, *a, **k)  # type: ignore[method-assign]
-
-
-def measure(cfg: StudyConfig, steps: int) -> dict[str, Any]:
-    """Figures of `steps` learning steps on the synthetic market, after a warm-up; times in milliseconds."""
-    market = synthetic_market("synthetic:rows=40000")
+def make_recipe(cfg: StudyConfig) -> AlphaRL:
+    """The recipe on the synthetic market, not yet stepped."""
+    market = synthetic_market(DATA)
     fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
-    device = open_device(cfg.run.device, cfg.run.tf32)
-    recipe = AlphaRL(device, cfg, market, fold)
-    while not recipe.boundary.finished or recipe.step_count < recipe.warm_steps + WARMUP:
+    return AlphaRL(open_device(cfg.run.device, cfg.run.tf32), cfg, market, fold)
+
+
+def warm_up(recipe: AlphaRL, steps: int = WARMUP) -> None:
+    """Steps until learning has gone on for `steps` steps, so all that is captured is."""
+    while recipe.learn_region.calls < steps:
         recipe.step()
-    device.synchronize()
+    recipe.device.synchronize()
+
+
+def measure(cfg: StudyConfig, steps: int, cold: bool = False) -> dict[str, Any]:
+    """Figures of `steps` learning steps on the synthetic market, after a warm-up; times in milliseconds."""
+    recipe = make_recipe(cfg)
+    warm_up(recipe)
+    device = recipe.device
+    figures: dict[str, Any] = {
+        "device": getattr(device, "model", device.name),
+        "profile": cfg.profile,
+        "steps": steps,
+        **_rate(recipe, steps),
+        "regions": _regions(recipe, steps),
+    }
+    figures |= _operations(recipe, min(steps, TRACED), figures["step_ms"])
+    figures |= _checkpoint(recipe)
+    figures["memory_mib"] = _memory(recipe)
+    figures["start"] = {"warm": start(cfg), **({"cold": cold_start(cfg)} if cold else {})}
+    return figures
+
+
+def _rate(recipe: AlphaRL, steps: int) -> dict[str, float]:
+    device = recipe.device
     started = time.perf_counter()
     for _ in range(steps):
         recipe.step()
     device.synchronize()
-    rate = steps / (time.perf_counter() - started)
+    seconds = time.perf_counter() - started
     each = []  # one by one: on a GPU this waits for each step, so it is not the rate
     for _ in range(steps):
         started = time.perf_counter()
         recipe.step()
         device.synchronize()
-        each.append(time.perf_counter() - started)
-    figures: dict[str, Any] = {
-        "device": getattr(device, "model", device.name),
-        "profile": cfg.profile,
-        "steps": steps,
-        "steps_per_s": rate,
-        "env_steps_per_s": rate * cfg.env.n_backtests,
-        "updates_per_s": rate,
-        "step_ms_median": 1e3 * statistics.median(each),
-        "step_ms_p95": 1e3 * sorted(each)[int(0.95 * steps)],
-        "state_mib": recipe.store.nbytes() / 2**20,
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        each.append(1e3 * (time.perf_counter() - started))
+    return {
+        "steps_per_s": steps / seconds,
+        "env_steps_per_s": steps / seconds * recipe.cfg.env.n_backtests,
+        "updates_per_s": steps / seconds,
+        "step_ms": 1e3 * seconds / steps,
+        "step_ms_median_one_by_one": statistics.median(each),
+        "step_ms_p95_one_by_one": sorted(each)[int(0.95 * steps)],
     }
-    figures |= _checkpoint(recipe)
-    if recipe.learn_region.graph is not None:
-        figures["graph_nodes"] = recipe.learn_region.graph.nodes()
-    if device.name == "cpu":
-        figures["kernels_ms_per_step"] = _by_kernel(device, recipe, min(steps, 100))
-    return figures
+
+
+# -- where a step goes --
+
+
+@contextmanager
+def _replaced(recipe: AlphaRL, wrap: Callable[[Region], Callable[[], None]]) -> Iterator[None]:
+    """The recipe calls `wrap(region)` in place of each of its regions."""
+    kept = {name: value for name, value in vars(recipe).items() if isinstance(value, Region)}
+    for name, region in kept.items():
+        setattr(recipe, name, wrap(region))
+    try:
+        yield
+    finally:
+        vars(recipe).update(kept)
+
+
+def _regions(recipe: AlphaRL, steps: int) -> dict[str, dict[str, float]]:
+    """Time of each region as training runs it (captured on a GPU), calls, and nodes of its graph."""
+    watch, marks = recipe.device.stopwatch(), defaultdict[str, list[tuple[Any, Any]]](list)
+
+    def wrap(region: Region) -> Callable[[], None]:
+        def run() -> None:
+            first = watch.mark()
+            region()
+            marks[region.name].append((first, watch.mark()))
+
+        return run
+
+    with _replaced(recipe, wrap):
+        for _ in range(steps):
+            recipe.step()
+    recipe.device.synchronize()
+    found = {}
+    for name, pairs in marks.items():
+        found[name] = {
+            "calls_per_step": len(pairs) / steps,
+            "ms_per_call": statistics.median(watch.ms(*pair) for pair in pairs),
+        }
+    for region in (value for value in vars(recipe).values() if isinstance(value, Region)):
+        if region.name in found and hasattr(region.graph, "nodes"):
+            found[region.name]["graph_nodes"] = region.graph.nodes()
+    return found
+
+
+class Tracer:
+    """Runs regions eagerly with a mark after each operation; sums by (region, branch, operation)."""
+
+    def __init__(self, device: Device):
+        self.device, self.watch = device, device.stopwatch()
+        self.clear()
+
+    def clear(self) -> None:
+        self.ms: dict[tuple[str, str, str], float] = defaultdict(float)
+        self.calls: dict[tuple[str, str, str], int] = defaultdict(int)
+
+    def run(self, region: Region) -> None:
+        marks: list[tuple[tuple[str, str, str], Any]] = []
+        with self._marking(region.name, marks), self.watch.held():
+            marks.append((("", "", ""), self.watch.mark()))
+            region.eager()
+        self.device.synchronize()
+        for (_, before), (key, after) in pairwise(marks):
+            self.ms[key] += self.watch.ms(before, after)
+            self.calls[key] += 1
+
+    @contextmanager
+    def _marking(self, region: str, marks: list[Any]) -> Iterator[None]:
+        """The device's vocabulary with a mark after each word; branches in order, on one time line."""
+        device, place = self.device, [""]
+
+        def marked(name: str, call: Callable[..., None]) -> Callable[..., None]:
+            def run(*values: Any, **options: Any) -> None:
+                call(*values, **options)
+                marks.append(((region, place[0], _label(name, values, options)), self.watch.mark()))
+
+            return run
+
+        @contextmanager
+        def branch(name: str) -> Iterator[None]:
+            place[0] = name
+            yield
+            place[0] = ""
+
+        words: dict[str, Any] = {name: marked(name, getattr(device, name)) for name in OPERATIONS}
+        before = dict(vars(device))
+        vars(device).update(words | {"branch": branch})
+        try:
+            yield
+        finally:
+            for name in (*words, "branch"):
+                delattr(device, name)
+            vars(device).update({name: before[name] for name in words if name in before})
+
+
+def _label(name: str, values: tuple[Any, ...], options: dict[str, Any]) -> str:
+    if name == "launch":
+        return str(values[0].name)
+    if name == "gemm":
+        a, _, out = values[:3]
+        k = a.shape[0] if options.get("ta") else a.shape[1]
+        return f"gemm {out.shape[0]}x{out.shape[1]}x{k}"
+    return name
+
+
+def _operations(recipe: AlphaRL, steps: int, step_ms: float) -> dict[str, Any]:
+    """Milliseconds a step by region, branch and operation; `gemm_share_of_step` is the figure to watch."""
+    tracer = Tracer(recipe.device)
+    with _replaced(recipe, lambda region: lambda: tracer.run(region)):
+        for i in range(TRACE_WARMUP + steps):
+            if i == TRACE_WARMUP:
+                tracer.clear()
+            recipe.step()
+    rows: list[dict[str, Any]] = [
+        {"region": region, "branch": branch, "operation": name, "calls": tracer.calls[key] / steps, "ms": ms / steps}
+        for key, ms in sorted(tracer.ms.items(), key=lambda item: -item[1])
+        for region, branch, name in [key]
+    ]
+    total = sum(row["ms"] for row in rows)
+    gemm = sum(row["ms"] for row in rows if row["operation"].startswith("gemm "))
+    return {
+        "operations": rows,
+        "operations_ms": total,
+        "gemm_ms": gemm,
+        "gemm_share_of_operations": gemm / total,
+        "gemm_share_of_step": gemm / step_ms,
+    }
+
+
+# -- checkpoint, memory, start --
 
 
 def _checkpoint(recipe: AlphaRL) -> dict[str, float]:
@@ -99,28 +245,148 @@ def _checkpoint(recipe: AlphaRL) -> dict[str, float]:
     }
 
 
-def _by_kernel(device: Device, recipe: AlphaRL, steps: int) -> dict[str, float]:
-    clocked = _Clocked(device)
-    for _ in range(steps):
-        recipe.step()
-    return {k: 1e3 * v / steps for k, v in sorted(clocked.seconds.items(), key=lambda item: -item[1])}
+def _memory(recipe: AlphaRL) -> dict[str, Any]:
+    """MiB: peak of the host process, of the device by what it is, and of the run's arrays by arena."""
+    stores: list[Store] = [recipe.store, *([recipe.validator.store] if recipe.validator else [])]
+    sizes = {name: array.nbytes for store in stores for name, array in store.arrays.items()}
+    found: dict[str, Any] = {"host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    found |= {name: size / 2**20 for name, size in recipe.device.memory().items()}
+    return found | {"arenas": {name: size / 2**20 for name, size in by_arena(sizes).items()}}
 
 
-def bench(cfg: StudyConfig, steps: int, as_json: bool) -> None:
-    figures = measure(cfg, steps)
+def start(cfg: StudyConfig, **environment: str) -> dict[str, float]:
+    """From the start of a fresh process to the end of its first captured learning step, in seconds."""
+    words = [sys.executable, "-c", "from trainer.bench import tell_start; tell_start()", str(time.monotonic())]
+    done = subprocess.run(
+        words, input=cfg.model_dump_json(), capture_output=True, text=True, env=os.environ | environment
+    )
+    if done.returncode:
+        raise FoxhuntError(f"the process that measures the start ended with {done.returncode}\n{done.stderr.strip()}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def cold_start(cfg: StudyConfig) -> dict[str, float]:
+    """The same where no kernel was ever compiled."""
+    with tempfile.TemporaryDirectory(prefix="foxhunt-kernels-") as folder:
+        return start(cfg, CUPY_CACHE_DIR=folder)
+
+
+def tell_start() -> None:
+    """The child of `start`: argument 1 is when it was started (monotonic seconds), stdin the config; prints JSON."""
+    started = float(sys.argv[1])
+    found = {"imported_s": time.monotonic() - started}
+    recipe = make_recipe(StudyConfig.model_validate_json(sys.stdin.read()))
+    found["allocated_s"] = time.monotonic() - started
+    warm_up(recipe, Region.WARMUP + 1)
+    found["first_captured_step_s"] = time.monotonic() - started
+    found["compile_s"], found["functions"] = recipe.device.compile_seconds, recipe.device.compiled
+    print(json.dumps(found))
+
+
+# -- kernels as the compiler sees them --
+
+
+def kernel_resources(arch: str) -> list[dict[str, Any]]:
+    """Registers, stack, spills and static shared memory of every CUDA function, compiled for `arch` ("sm_90").
+
+    Needs cupy and NVRTC, no GPU. Raises UsageError without them.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+    from dataclasses import asdict
+
+    from trainer.device import source
+
+    source.require_compiler()
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # NVRTC compiles without the interpreter's lock
+        found = pool.map(lambda kernel: source.resources(kernel, arch), source.all_kernels())
+        return [asdict(row) for rows in found for row in rows]
+
+
+# -- the command --
+
+
+def bench(cfg: StudyConfig, steps: int, as_json: bool, cold: bool = False) -> None:
+    figures = measure(cfg, steps, cold)
+    print(json.dumps(figures)) if as_json else show(figures)
+
+
+def bench_kernels(arch: str, as_json: bool) -> None:
+    rows = kernel_resources(arch)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(rows))
         return
+    columns = ("kernel", "entry", "registers", "stack", "spill_stores", "spill_loads", "shared")
+    _table(f"kernels compiled for {arch} (bytes a thread; shared: bytes a block)", columns, rows)
+
+
+def show(figures: dict[str, Any]) -> None:
+    title = f"trainer bench, {figures['profile']} on {figures['device']}"
+    _table(title, ("figure", "value"), [{"figure": name, "value": value} for name, value in _scalars(figures)])
+    arenas = figures["memory_mib"]["arenas"].items()
+    _table("memory by arena", ("arena", "MiB"), [{"arena": name, "MiB": size} for name, size in arenas])
+    regions = [{"region": name, **row} for name, row in figures["regions"].items()]
+    _table("regions as training runs them", ("region", "calls_per_step", "ms_per_call", "graph_nodes"), regions)
+    kernels = by_kernel(figures["operations"])
+    branches = sorted({row["branch"] for row in figures["operations"] if row["branch"]})
+    columns = ("kernel", "calls", "ms", "share", *branches, "else")
+    _table("where a step goes, operations one after the other: milliseconds", columns, kernels)
+    products = ("product", "calls", "ms", "tflops")
+    _table("matrix products, rows x columns x depth", products, by_product(figures["operations"]))
+
+
+def by_kernel(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a kernel with its milliseconds a step in each branch; all matrix products are one."""
+    rows: dict[str, dict[str, Any]] = {}
+    total = sum(row["ms"] for row in operations)
+    for each in operations:
+        name = each["operation"].partition(" ")[0]
+        row = rows.setdefault(name, defaultdict(float, kernel=name))
+        for column in ("ms", each["branch"] or "else"):
+            row[column] += each["ms"]
+        row["calls"] += each["calls"]
+        row["share"] = row["ms"] / total
+    return sorted(rows.values(), key=lambda row: -row["ms"])
+
+
+def by_product(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a shape of matrix product: all of its calls, and the rate they ran at."""
+    rows: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        name, _, shape = each["operation"].partition(" ")
+        if name != "gemm":
+            continue
+        row = rows.setdefault(shape, defaultdict(float, product=shape))
+        row["calls"] += each["calls"]
+        row["ms"] += each["ms"]
+        work = 2.0 * prod(int(n) for n in shape.split("x"))
+        row["tflops"] = work * row["calls"] / row["ms"] / 1e9
+    return sorted(rows.values(), key=lambda row: -row["ms"])
+
+
+def _scalars(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Numbers by dotted name, but for those that have tables of their own."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            if name not in ("regions", "arenas"):
+                yield from _scalars(value, f"{prefix}{name}.")
+        elif not isinstance(value, (list, str)):
+            yield prefix + name, value
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    table = Table("figure", "value", title=f"trainer bench, {figures['profile']} on {figures['device']}")
-    for name, value in figures.items():
-        if isinstance(value, float):
-            table.add_row(name, f"{value:,.2f}")
-    console.print(table)
-    kernels = Table("kernel", "ms a step", title="where a step goes (NumPy references)")
-    for name, value in figures.get("kernels_ms_per_step", {}).items():
-        kernels.add_row(name, f"{value:.3f}")
-    console.print(kernels)
+    hidden = len(rows) - SHOWN if len(rows) > SHOWN + 1 and "entry" not in columns else 0
+    table = Table(title=title, title_justify="left", caption=f"{hidden} smaller ones in --json" if hidden else None)
+    for i, name in enumerate(columns):
+        table.add_column(name.replace("_", " "), justify="left" if i == 0 or name == "entry" else "right")
+    for row in rows[: len(rows) - hidden]:
+        table.add_row(*(_cell(name, row[name]) if name in row else "" for name in columns))
+    Console().print(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "share":
+        return f"{value:.1%}"
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 
 from kernels.spec import Kernel
+from trainer.device.timing import Stopwatch
 from trainer.errors import UsageError
 
 MAX_CHECKED = 4096  # launches remembered as checked
@@ -41,15 +42,20 @@ class Region:
 
     def __call__(self) -> None:
         Region.launched = self.name
-        if self.recorder is None:
-            self.body()
-        elif self.calls < self.WARMUP:
-            self.recorder.run(self.body)
+        if self.recorder is None or self.calls < self.WARMUP:
+            self.eager()
         else:
             if self.graph is None:
                 self.graph = self.recorder.record(self.body)
             self.graph.launch()
         self.calls += 1
+
+    def eager(self) -> None:
+        """One call that is not replayed, whatever was recorded."""
+        if self.recorder is None:
+            self.body()
+        else:
+            self.recorder.run(self.body)
 
 
 class Readback:
@@ -95,6 +101,8 @@ class Device:
 
     name = "abstract"
     recorder: Any = None
+    compiled: int = 0  # functions loaded so far, and the seconds that compiling them or reading the cache took
+    compile_seconds: float = 0.0
 
     # -- memory, outside regions --
     def require_room(self, sizes: Mapping[str, int]) -> None:
@@ -113,6 +121,13 @@ class Device:
 
     def synchronize(self) -> None:
         pass
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the device's own memory by what they are; nothing where it has none but the host's."""
+        return {}
+
+    def stopwatch(self) -> Stopwatch:
+        return Stopwatch()
 
     def readback(self, arrays: Mapping[str, Any], slots: int, large: bool = False) -> Readback:
         """Host copies at a lag, for use between regions. `large` arrays are copied on the device first and travel on a

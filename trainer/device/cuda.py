@@ -8,6 +8,7 @@ serves eager execution, so eager and captured steps have the same bits.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from trainer.device import memory, probe
 from trainer.device.base import MAX_CHECKED, Device, Readback
 from trainer.device.probe import why_unavailable as why_unavailable  # what a test of this module asks first
 from trainer.device.source import OPTIONS, compile_error, kernel_source
+from trainer.device.timing import CudaStopwatch, Stopwatch
 from trainer.errors import FoxhuntError, UsageError
 
 WORKSPACE = 32 << 20  # bytes a cuBLAS handle; what Hopper's heuristics ask for
@@ -32,9 +34,8 @@ class _Branch:
 
     def __init__(self, cp: Any, cublas: Any, priority: int):
         self.stream = cp.cuda.Stream(non_blocking=True, priority=priority)
-        stream = self.stream
         self.handle = cublas.create()
-        cublas.set_stream(self.handle, stream.ptr)
+        cublas.set_stream(self.handle, self.stream.ptr)
         self.workspace = cp.empty(WORKSPACE, cp.uint8)
         cublas.set_workspace(self.handle, self.workspace.data.ptr, WORKSPACE)
         self.start, self.done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
@@ -51,6 +52,8 @@ class CudaReadback(Readback):
     def __init__(self, device: CudaDevice, arrays: Mapping[str, Any], slots: int, large: bool):
         self.device, self.cp = device, device.cp
         super().__init__(arrays, slots)
+        if large:
+            device.require_room({f"readback.{name}": array.nbytes for name, array in arrays.items()})
         # Blocking: a thread that waits leaves its core to the others.
         self.ready = [self.cp.cuda.Event(block=True, disable_timing=True) for _ in range(slots)]
         self.shadow = {name: device.empty(a.shape, a.dtype) for name, a in arrays.items()} if large else None
@@ -181,6 +184,14 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         self.main.stream.synchronize()
 
+    def memory(self) -> dict[str, int]:
+        free, total = self.cp.cuda.runtime.memGetInfo()
+        # The pool gives nothing back, so what it holds is its peak.
+        return {"arrays": self.cp.get_default_memory_pool().total_bytes(), "card_used": total - free, "card": total}
+
+    def stopwatch(self) -> Stopwatch:
+        return CudaStopwatch(self)
+
     def readback(self, arrays: Mapping[str, Any], slots: int, large: bool = False) -> Readback:
         return CudaReadback(self, arrays, slots, large)
 
@@ -265,11 +276,14 @@ class CudaDevice(Device):
         """The compiled function, allowed `shared` bytes of dynamic shared memory a block."""
         key = f"{kernel.name}.{entry}"
         if key not in self.functions:
+            started = time.perf_counter()
             module = self.cp.RawModule(code=kernel_source(kernel), options=OPTIONS)
             try:
                 self.functions[key] = module.get_function(entry)
             except self.cp.cuda.compiler.CompileException as error:
                 raise compile_error(kernel, str(error)) from None
+            self.compiled += 1
+            self.compile_seconds += time.perf_counter() - started
         if shared > max(FREE_SHARED, self.shared.get(key, 0)):
             limit = self.cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
             if shared > limit:

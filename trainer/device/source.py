@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import kernels
@@ -23,11 +24,16 @@ _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
+def all_kernels() -> list[Kernel]:
+    """Every kernel pair, by name."""
+    folder = Path(kernels.__file__).parent
+    named = (path.stem for path in folder.glob("*.py") if re.search(r"^KERNEL = ", path.read_text(), re.MULTILINE))
+    return [import_module(f"kernels.{name}").KERNEL for name in sorted(named)]
+
+
 def missing_sources() -> list[str]:
     """Names of the kernels that can't run on a GPU yet, because they have no CUDA source."""
-    folder = Path(kernels.__file__).parent
-    pairs = [path.stem for path in folder.glob("*.py") if re.search(r"^KERNEL = ", path.read_text(), re.MULTILINE)]
-    return sorted(name for name in pairs if not (folder / f"{name}.cu").exists())
+    return [kernel.name for kernel in all_kernels() if not kernel.source.exists()]
 
 
 def inline_headers(path: Path) -> str:
@@ -75,6 +81,19 @@ def compile_error(kernel: Kernel, log: str) -> FoxhuntError:
         f"kernel {kernel.name} does not compile: {where}{excerpt}\n"
         "this is a bug, or a CUDA compiler that this code was not made for: report these lines, or use --device cpu"
     )
+
+
+def require_compiler() -> None:
+    """Raises UsageError where NVRTC is not to be had."""
+    try:
+        import cupy
+
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:  # not installed, or whatever the loader raises
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"CUDA's compiler NVRTC does not load ({said}); pip install 'foxhunt[gpu]', which needs no GPU"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,155 @@
+"""`python -m trainer bench`: its figures are those of real steps, and nothing stays patched afterwards."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from tests.recipes.test_alpha_rl import TINY
+from trainer import __main__, bench
+from trainer.config import build_config
+from trainer.device import NumpyDevice
+from trainer.device.timing import Stopwatch
+
+STEPS = 17
+
+
+@pytest.fixture(scope="module")
+def cfg():
+    learn = TINY["learn"] | {"frozen": ["rollout_len"]}  # 16 rows: any 17 steps see the end of one
+    return build_config(TINY | {"learn": learn, "run": {"device": "cpu"}})
+
+
+@pytest.fixture(scope="module")
+def figures(cfg):
+    return bench.measure(cfg, STEPS)
+
+
+@pytest.fixture
+def warm(cfg):
+    recipe = bench.make_recipe(cfg)
+    bench.warm_up(recipe, 2)
+    return recipe
+
+
+def test_rates_are_of_the_same_steps(figures, cfg):
+    assert figures["env_steps_per_s"] == pytest.approx(figures["steps_per_s"] * cfg.env.n_backtests)
+    assert figures["updates_per_s"] == figures["steps_per_s"] > 0
+    assert figures["step_ms"] == pytest.approx(1e3 / figures["steps_per_s"])
+
+
+def test_every_region_of_a_step_is_there(figures):
+    regions = figures["regions"]
+    assert set(regions) == {"collect_and_learn", "rollout_end"}
+    assert regions["collect_and_learn"]["calls_per_step"] == 1
+    assert 0 < regions["rollout_end"]["calls_per_step"] < 0.5
+    assert all(row["ms_per_call"] > 0 for row in regions.values())
+
+
+def test_operations_have_their_region_and_branch_and_sum_up(figures):
+    rows = figures["operations"]
+    keys = {(row["region"], row["branch"], row["operation"]) for row in rows}
+    assert len(keys) == len(rows)
+    assert ("collect_and_learn", "collect", "env_step") in keys and ("collect_and_learn", "", "adam_arena") in keys
+    assert ("collect_and_learn", "learn", "c51_loss") in keys and ("rollout_end", "", "gae") in keys
+    gemm = sum(row["ms"] for row in rows if row["operation"].startswith("gemm"))
+    assert sum(row["ms"] for row in rows) == pytest.approx(figures["operations_ms"])
+    assert gemm == pytest.approx(figures["gemm_ms"]) and 0 < figures["gemm_share_of_operations"] < 1
+    assert figures["gemm_share_of_step"] == pytest.approx(gemm / figures["step_ms"])
+
+
+def test_totals_by_kernel_and_by_product_keep_every_millisecond(figures):
+    kernels, products = bench.by_kernel(figures["operations"]), bench.by_product(figures["operations"])
+    assert sum(row["ms"] for row in kernels) == pytest.approx(figures["operations_ms"])
+    assert sum(row["share"] for row in kernels) == pytest.approx(1)
+    for row in kernels:
+        assert sum(row[branch] for branch in ("collect", "learn", "else") if branch in row) == pytest.approx(row["ms"])
+    assert sum(row["ms"] for row in products) == pytest.approx(figures["gemm_ms"])
+    calls = next(row["calls"] for row in kernels if row["kernel"] == "gemm")
+    assert calls == sum(row["calls"] for row in products)
+
+
+def test_the_rate_of_a_product_counts_its_work():
+    rows = [{"region": "r", "branch": b, "operation": "gemm 100x200x50", "calls": 2.0, "ms": 1.0} for b in "ab"]
+    (row,) = bench.by_product(rows)
+    assert row["calls"] == 4 and row["tflops"] == pytest.approx(4 * 2 * 100 * 200 * 50 / 2e-3 / 1e12)
+
+
+def test_memory_start_and_checkpoint_are_measured(figures):
+    memory, start = figures["memory_mib"], figures["start"]["warm"]
+    assert memory["arenas"]["replay"] > 0 and memory["host_peak"] > sum(memory["arenas"].values())
+    assert list(memory["arenas"].values()) == sorted(memory["arenas"].values(), reverse=True)
+    assert 0 < start["imported_s"] < start["allocated_s"] < start["first_captured_step_s"]
+    assert figures["checkpoint_stall_ms"] > 0 and figures["checkpoint_mib"] > 0
+
+
+def test_traced_steps_are_real_ones_and_leave_nothing_behind(cfg, warm):
+    plain = bench.make_recipe(cfg)
+    bench.warm_up(plain, 2)
+    steps = bench.TRACE_WARMUP + 3
+    bench._operations(warm, 3, 1.0)
+    bench._regions(warm, 2)
+    for _ in range(steps + 2):
+        plain.step()
+    assert warm.step_count == plain.step_count
+    ours, theirs = warm.snapshot(), plain.snapshot()
+    assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
+    assert not set(vars(warm.device)) & {*bench.OPERATIONS, "branch"}
+
+
+def test_an_operation_is_charged_its_own_time():
+    device = NumpyDevice()
+    tracer = bench.Tracer(device)
+    a, b, out = np.ones((3, 5)), np.ones((5, 2)), np.empty((3, 2))
+
+    def body():
+        with device.branch("slow"):
+            device.gemm(a, b, out)
+        device.zero(out)
+
+    kept, device.gemm = device.gemm, lambda *values, **options: (time.sleep(0.05), kept(*values, **options))
+    tracer.run(device.region(body, "both"))
+    del device.gemm
+    slow, fast = tracer.ms["both", "slow", "gemm 3x2x5"], tracer.ms["both", "", "zero"]
+    assert slow >= 50 > fast > 0
+
+
+def test_a_failing_region_leaves_the_device_as_it_was():
+    device = NumpyDevice()
+    with pytest.raises(ZeroDivisionError):
+        bench.Tracer(device).run(device.region(lambda: 1 / 0, "broken"))
+    assert not set(vars(device)) & {*bench.OPERATIONS, "branch"}
+
+
+def test_a_child_that_fails_is_an_error_with_its_words(cfg):
+    with pytest.raises(bench.FoxhuntError, match="ended with 1"):
+        bench.start(cfg.model_copy(update={"run": None}))
+
+
+def test_the_host_clock_counts_milliseconds():
+    watch = Stopwatch()
+    first = watch.mark()
+    time.sleep(0.01)
+    assert watch.ms(first, watch.mark()) >= 10
+
+
+def test_json_and_table_show_the_same(figures, cfg, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "measure", lambda *_: figures)
+    bench.bench(cfg, STEPS, as_json=True)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(figures))
+    bench.bench(cfg, STEPS, as_json=False)
+    shown = capsys.readouterr().out
+    for words in ("gemm_share_of_step", "memory by arena", "rollout_end", "mamba2_last_bwd", "matrix products"):
+        assert words in shown
+    assert "start.warm.first_captured_step_s" in shown
+
+
+def test_kernels_without_a_compiler_is_one_line_with_exit_2(monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert __main__.main(["bench", "--kernels"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: CUDA's compiler NVRTC does not load") and said.count("\n") == 1
+    assert "pip install" in said
