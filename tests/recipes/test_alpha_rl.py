@@ -131,7 +131,7 @@ def test_a_planted_nan_is_named(world):
         recipe.step()
     assert recipe.first_bad_array() is None
     recipe.store["opt.param"][17] = np.nan
-    assert recipe.first_bad_array() == "opt.param"
+    assert recipe.first_bad_array() == "opt.param (embed.weight)"
 
 
 def test_every_launch_reads_and_writes_only_what_its_table_says(world):

@@ -19,6 +19,7 @@ import numpy as np
 import structlog
 
 from trainer.config import RunConfig
+from trainer.device.faults import of_device_error
 from trainer.errors import CrashLoop, FoxhuntError, Interrupted, OutOfMemory
 from trainer.learn import checkpoint as ck
 from trainer.learn.heartbeat import Heartbeat
@@ -140,8 +141,8 @@ def train(
 ) -> tuple[R, Outcome]:
     """Trains what `build()` allocates to `run.n_steps`, once the folder is ours and its memory known to suffice.
 
-    Raises Interrupted after a save on a signal, OutOfMemory after one near the memory limit, FoxhuntError on a
-    non-finite loss.
+    Raises Interrupted after a save on a signal, OutOfMemory after one near the memory limit, DeviceLost when the GPU
+    fails, FoxhuntError on a non-finite loss or a bug that shows on the GPU.
     """
     folder.mkdir(parents=True, exist_ok=True)
     heartbeat = heartbeat or Heartbeat(fold, run.n_steps)
@@ -163,8 +164,11 @@ def train(
             training = _Training(recipe, run, folder, fold, meta, ledger.attempt, lease, stop, guard, heartbeat, quiet)
             outcome = training.run()
         except BaseException as error:
-            why, code = _why(error)
+            fault = of_device_error(error)
+            why, code = _why(fault or error)
             ledger.end(heartbeat.step, why, code)
+            if fault is not None:
+                raise fault from error
             raise
         ledger.end(outcome.step, "done", 0)
         return recipe, outcome
@@ -263,7 +267,7 @@ class _Training:
 
     def _observe(self, step: int, lag: int) -> None:
         """Waits for `step`, `lag` steps ago: the host is never further ahead. Where a line is due it is written, or the
-        run stops because the step went bad; between lines no checkpoint can be (see _verify)."""
+        run stops because the step went bad; in between, `_verify` keeps bad steps out of the checkpoints."""
         bad = self.recipe.went_bad(lag)
         if step > self.told_step and (step % self.cfg.metrics_every == 0 or step == self.cfg.n_steps):
             if bad:

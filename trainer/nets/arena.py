@@ -61,6 +61,10 @@ class ParamLayout:
     def __getitem__(self, name: str) -> Entry:
         return self._by_name[name]
 
+    def at(self, index: int) -> str:
+        """Name of the tensor that holds float `index`, or is followed by it as padding."""
+        return next(e.name for e in reversed(self.entries) if e.offset <= index)
+
     def _segments(self) -> list[tuple[int, int, str]]:
         starts: dict[str, int] = {}
         for e in self.entries:

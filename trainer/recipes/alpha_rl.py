@@ -169,11 +169,15 @@ class AlphaRL:
         return self.validated(last=True)
 
     def first_bad_array(self, arrays: Mapping[str, np.ndarray] | None = None) -> str | None:
-        """Name of the first array of the optimizer with a NaN or infinity: of a snapshot, or of now (waits for it)."""
+        """Name of the first array of the optimizer with a NaN or infinity, and of the tensor that it is in: of a
+        snapshot, or of now (waits for it)."""
         if arrays is None:
             arrays = {name: self.device.to_host(self.store[name]) for name in (*LEARNT, "opt.bad")}
-        found = next((name for name in LEARNT if not np.isfinite(arrays[name]).all()), None)
-        return found or ("opt.grad" if arrays["opt.bad"][0] else None)
+        for name in LEARNT:
+            bad = np.flatnonzero(~np.isfinite(arrays[name]))
+            if bad.size:
+                return f"{name} ({self.net.layout.at(int(bad[0]))})"
+        return "opt.grad" if arrays["opt.bad"][0] else None
 
     # -- regions --
     def _collect(self) -> None:
