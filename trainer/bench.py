@@ -227,15 +227,17 @@ def _operations(recipe: AlphaRL, steps: int, step_ms: float) -> dict[str, Any]:
 
 
 def _checkpoint(recipe: AlphaRL) -> dict[str, float]:
-    """Stall: what the training thread waits for (the copy). Write: what the background thread does."""
+    """Stall: what training waits for, on the host and on its stream. Write: what the background thread does."""
     stalls, writes = [], []
     with tempfile.TemporaryDirectory(prefix="foxhunt-bench-") as folder:
         for i in range(7):
+            recipe.device.synchronize()
             started = time.perf_counter()
-            arrays = recipe.snapshot()
+            arrays = recipe.freeze()
+            recipe.device.synchronize()
             stalls.append(time.perf_counter() - started)
             started = time.perf_counter()
-            write_checkpoint(checkpoint_path(Path(folder), i), i, arrays, {})
+            write_checkpoint(checkpoint_path(Path(folder), i), i, arrays(), {})
             writes.append(time.perf_counter() - started)
             size = checkpoint_path(Path(folder), i).stat().st_size
     return {
