@@ -130,7 +130,7 @@ KERNEL = Kernel(
     adam_arena,
     launcher=lambda sizes, scalars: [
         ("adam_arena", (PARTS, sizes["SEG"]), (256,), 0),
-        ("adam_arena_finish", (1,), (PARTS,), 0),
+        ("adam_arena_finish", (1,), (512,), 12 * sizes["SEG"]),
     ],
     tolerance=(1e-7, 1e-5, "float32 square root and division; moments of the same values"),
     constants=cuda_constants() | {"PARTS": PARTS, "MIN_RUN": MIN_RUN, "N_GROUPS": len(GROUPS)},

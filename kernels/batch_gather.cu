@@ -1,7 +1,6 @@
 // A warp a row of the joint batch: the first M warps take replay, the others the rollout. Few bytes (2.5 MB at M = 1024,
 // H = 128) from scattered rows: what counts is that all rows are asked for at once.
-#include "common.cuh"
-#include "block.cuh"
+#include "copy.cuh"
 
 extern "C" __global__ void batch_gather(
     const int* __restrict__ slots, const int* __restrict__ index,  // [M, ...]

@@ -1,4 +1,4 @@
-"""Backward of `bias_rmsnorm`: gradient of the embedding's output, and each window's part of two vector gradients.
+"""Backward of `rmsnorm` and of the bias before it: gradient of the embedding's output, and two vectors' gradients.
 
 `dres` is the gradient that reaches the last J rows of the residual stream by the skip connection (J = K between
 layers, J = 1 below a last layer, of which only the last row is read).

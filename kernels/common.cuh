@@ -1,4 +1,4 @@
-// What every kernel shares: grid-stride loops, fixed-order block sums, Philox4x32-10. Inlined into the source before
+// What every kernel shares: grid-stride loops, Philox4x32-10. Inlined into the source before
 // NVRTC compiles it, because cupy's cache does not see headers.
 #pragma once
 
@@ -16,21 +16,6 @@ typedef long long i64;
 
 // A grid-stride loop: right for any grid, also one smaller or larger than n.
 #define FOR_EACH(i, n) for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (i64)gridDim.x * blockDim.x)
-
-// Sum over the block in a fixed tree, so every run has the same bits. `scratch` holds blockDim.x floats, a power of two.
-// Every thread must call it; all of them get the sum.
-__device__ inline float block_sum(float value, float* scratch) {
-    const int t = threadIdx.x;
-    scratch[t] = value;
-    __syncthreads();
-    for (int half = blockDim.x / 2; half > 0; half /= 2) {
-        if (t < half) scratch[t] += scratch[t + half];
-        __syncthreads();
-    }
-    const float sum = scratch[0];
-    __syncthreads();
-    return sum;
-}
 
 #define PHILOX_KEY1 0x666F7868u  // kernels/philox.py: KEY1
 

@@ -21,7 +21,7 @@ def reference(base: Any, delta: Any, weight: Any, eps: float, res: Any, enc: Any
 KERNEL = Kernel(
     "encoding_norm",
     args=(
-        Arg("base", REAL, "in", "R,K,D", "residual stream below the last layer"),
+        Arg("base", REAL, "in", "R,J,D", "residual stream below the last layer; its last row counts"),
         Arg("delta", REAL, "in", "R,D", "the last layer's output"),
         Arg("weight", REAL, "in", "D"),
         Arg("eps", REAL, "scalar"),

@@ -1,8 +1,7 @@
 // One block: the mean and the deviation need every lane, and without scratch only a block can wait for all of its own.
 // It runs once a rollout (T steps): 32 x 1024 rows are 0.6 MB through one SM, some 20 us, under 1 us a step.
 // A thread runs its lanes backward in time; lanes are neighbours in memory, so the loads coalesce.
-#include "common.cuh"
-#include "block.cuh"
+#include "reduce.cuh"
 
 extern "C" __global__ void gae(
     const float* __restrict__ isv,
@@ -34,8 +33,8 @@ extern "C" __global__ void gae(
             count += live;
         }
     }
-    count = fmax(block_total(count, scratch), 1.0);
-    const double mean = block_total(sum, scratch) / count;
+    count = fmax(block_sum(count, scratch), 1.0);
+    const double mean = block_sum(sum, scratch) / count;
     double squares = 0.0;
     for (int b = threadIdx.x; b < B; b += blockDim.x)  // each thread reads back what it wrote itself
 #pragma unroll 4
@@ -44,7 +43,7 @@ extern "C" __global__ void gae(
             const double centred = valid[i] ? advantage[i] - mean : 0.0;
             squares += centred * centred;
         }
-    const double scale_of = 1.0 / (sqrt(block_total(squares, scratch) / count) + STD_FLOOR);
+    const double scale_of = 1.0 / (sqrt(block_sum(squares, scratch) / count) + STD_FLOOR);
     for (int b = threadIdx.x; b < B; b += blockDim.x)
 #pragma unroll 4
         for (int t = 0; t < rows; ++t) {

@@ -1,5 +1,27 @@
-// A window is K contiguous rows, and x is contiguous too: threads run over all R * K * F values and both sides coalesce.
+// One block a window. A window is K whole rows, so its values lie in one piece of the market that ends with row rows[r].
 #include "common.cuh"
+
+#define AHEAD 4  // loads of a thread in flight
+
+__device__ inline float normalise(float x, float mean, float std) { return fminf(fmaxf((x - mean) / std, -CLIP), CLIP); }
+
+__device__ inline float4 normalise(float4 x, float4 mean, float4 std) {
+    return make_float4(normalise(x.x, mean.x, std.x), normalise(x.y, mean.y, std.y), normalise(x.z, mean.z, std.z),
+                       normalise(x.w, mean.w, std.w));
+}
+
+template <class T>
+__device__ inline void window(const T* from, const T* mean, const T* std, T* to, int n, int F) {
+    for (int first = threadIdx.x; first < n; first += AHEAD * blockDim.x) {
+        T x[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j)
+            if (const int i = first + j * blockDim.x; i < n) x[j] = from[i];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j)
+            if (const int i = first + j * blockDim.x; i < n) to[i] = normalise(x[j], mean[i % F], std[i % F]);
+    }
+}
 
 extern "C" __global__ void gather_windows(
     const int* __restrict__ rows,         // [R]
@@ -10,13 +32,10 @@ extern "C" __global__ void gather_windows(
     float* __restrict__ x,                // [R, K, F]
     float* __restrict__ ts,               // [R]
     const int R, const int N, const int F, const int K) {
-    const i64 window = (i64)K * F;
-    FOR_EACH(i, R * window) {
-        const int r = (int)(i / window);
-        const int f = (int)(i % F);
-        // A window is K whole rows, so its values lie in one piece that ends with row rows[r].
-        const i64 at = ((i64)rows[r] - K + 1) * F + i % window;
-        x[i] = fminf(fmaxf((features[at] - mean[f]) / std[f], -CLIP), CLIP);
-    }
-    FOR_EACH(r, R) ts[r] = ts_gap[rows[r]];
+    const i64 r = blockIdx.x, row = rows[r];
+    const float* from = features + (row - K + 1) * F;
+    float* to = x + r * K * F;
+    if (F % 4 == 0) window((const float4*)from, (const float4*)mean, (const float4*)std, (float4*)to, K * F / 4, F / 4);
+    else window(from, mean, std, to, K * F, F);
+    if (threadIdx.x == 0) ts[r] = ts_gap[row];
 }

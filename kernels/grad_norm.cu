@@ -1,21 +1,29 @@
 // Two phases, because the second needs every block of the first: PARTS blocks sum their runs, one block sums the parts.
-#include "common.cuh"
+#include "reduce.cuh"
+
+#define AHEAD 8  // loads of a thread in flight
 
 extern "C" __global__ void grad_norm(
     const float* __restrict__ grad,  // [S]
     float* __restrict__ parts,       // [PARTS]
     float* norm, float* isv, const int S) {
-    __shared__ float scratch[256];
+    __shared__ float scratch[32];
     const int run = max(MIN_RUN, (S + PARTS - 1) / PARTS);
     const int start = blockIdx.x * run, stop = min(start + run, S);
     float sum = 0.0f;
-    for (int i = start + threadIdx.x; i < stop; i += blockDim.x) sum += grad[i] * grad[i];
+    for (int i = start + threadIdx.x; i < stop; i += AHEAD * blockDim.x) {
+        float g[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) g[j] = i + j * blockDim.x < stop ? grad[i + j * blockDim.x] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) sum += g[j] * g[j];
+    }
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
 extern "C" __global__ void grad_norm_finish(const float* grad, float* parts, float* norm, float* isv, const int S) {
-    __shared__ float scratch[256];
+    __shared__ float scratch[32];
     const float sum = block_sum(threadIdx.x < PARTS ? parts[threadIdx.x] : 0.0f, scratch);
     if (threadIdx.x == 0) norm[0] = isv[ISV_GRAD_NORM] = sqrtf(sum);
 }

@@ -1,6 +1,5 @@
 // A block of threads for a block of slots. Sums are of integers: any order gives the same bits.
-#include "common.cuh"
-#include "block.cuh"
+#include "reduce.cuh"
 
 extern "C" __global__ void per_mass(
     const float* __restrict__ isv, const float* __restrict__ priority,  // [C]
@@ -18,7 +17,7 @@ extern "C" __global__ void per_mass(
         if (i < C) mass[i] = m;
         const i64 root = (m + 128) >> 8;
         i64 sums[3] = {m, root * root, drawable};
-        block_totals(sums, scratch);
+        block_sums(sums, scratch);
         if (threadIdx.x == 0)
             for (int k = 0; k < 3; ++k) block[(i64)g * 3 + k] = sums[k];
     }

@@ -1,8 +1,7 @@
 // Phase 1: a warp a draw. Every block of threads sums the block sums into one running sum a thread (a chunk), so a draw
 // is found by halving over the chunks, walking the blocks of one chunk, then 8 slots a lane of one block. Phase 2: one
 // block divides the weights by the largest.
-#include "common.cuh"
-#include "block.cuh"
+#include "reduce.cuh"
 
 #define ARGS                                                                                                     \
     float *isv, const i64 *step, const int *mass, const i64 *block, const u32 seed, const float beta0,            \
@@ -29,8 +28,8 @@ extern "C" __global__ void per_sample(ARGS) {
         squares += block[(i64)g * 3 + 1];
         count += block[(i64)g * 3 + 2];
     }
-    squares = block_total(squares, scratch);
-    count = block_total(count, scratch);
+    squares = block_sum(squares, scratch);
+    count = block_sum(count, scratch);
     i64 sum = running_sum(own);
     if (lane == 31) scratch[warp] = sum;
     __syncthreads();

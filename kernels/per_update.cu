@@ -1,7 +1,6 @@
 // One block, so that a barrier lies between clearing the slots and raising them. Losses are not below zero, and the bits
 // of such floats are ordered like integers: an integer maximum, whose order does not matter.
-#include "common.cuh"
-#include "block.cuh"
+#include "reduce.cuh"
 
 extern "C" __global__ void per_update(
     const int* __restrict__ slots,    // [M]

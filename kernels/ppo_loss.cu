@@ -2,7 +2,6 @@
 // gets, in a fixed order. From one to the other the figures of a row, already weighted by its share in the means, travel
 // in the last padding columns of its d_out, which phase 2 leaves at zero as the table says.
 #include "reduce.cuh"
-#include "block.cuh"
 
 #define ARGS                                                                                                         \
     const float* __restrict__ out, const int* __restrict__ action, const float* __restrict__ log_mu_old,             \
@@ -28,8 +27,8 @@ extern "C" __global__ void ppo_loss(ARGS) {
         n_live += counts;
         n_known += counts & labelled;
     }
-    n_live = block_total(n_live, scratch);
-    n_known = block_total(n_known, scratch);
+    n_live = block_sum(n_live, scratch);
+    n_known = block_sum(n_known, scratch);
     const int lane = threadIdx.x % 32;
     const i64 m = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     if (m >= M) return;

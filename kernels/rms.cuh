@@ -11,6 +11,7 @@ __device__ inline float4 zeros() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 
 __device__ inline float inverse_root(float squares, int D, float eps) { return 1.0f / sqrtf(warp_sum(squares) / D + eps); }
 
+// b and sum may be null.
 template <int PIECES>
 __device__ inline void add_norm_pieces(
     const float4* a, const float4* b, const float4* weight, float eps, float4* sum, float4* n, float* rstd, int D) {
@@ -20,7 +21,8 @@ __device__ inline void add_norm_pieces(
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) {
         const int c = lane + 32 * i;
-        s[i] = c < width ? a[c] + b[c] : zeros();
+        s[i] = c < width ? a[c] : zeros();
+        if (b && c < width) s[i] = s[i] + b[c];
         squares += dot(s[i], s[i]);
     }
     const float r = inverse_root(squares, D, eps);
@@ -28,7 +30,7 @@ __device__ inline void add_norm_pieces(
     for (int i = 0; i < PIECES; ++i) {
         const int c = lane + 32 * i;
         if (c >= width) break;
-        sum[c] = s[i];
+        if (sum) sum[c] = s[i];
         n[c] = s[i] * r * weight[c];
     }
     if (lane == 0) *rstd = r;
@@ -39,17 +41,20 @@ __device__ inline void add_norm_floats(
     const int lane = threadIdx.x % 32;
     float squares = 0.0f;
     for (int c = lane; c < D; c += 32) {
-        const float s = a[c] + b[c];
-        sum[c] = s;
+        const float s = b ? a[c] + b[c] : a[c];
         squares += s * s;
     }
     const float r = inverse_root(squares, D, eps);
-    for (int c = lane; c < D; c += 32) n[c] = sum[c] * r * weight[c];
+    for (int c = lane; c < D; c += 32) {
+        const float s = b ? a[c] + b[c] : a[c];
+        if (sum) sum[c] = s;
+        n[c] = s * r * weight[c];
+    }
     if (lane == 0) *rstd = r;
 }
 
-// One row: sum = a + b (`sum` may be `a`), n = sum * rstd * weight. Rows of whole 16-byte pieces stay in registers; they
-// are read once, which is all that counts: 16 bytes of traffic and 4 operations a value.
+// One row: sum = a + b, n = sum * rstd * weight; without b it is a, and without `sum` it is not kept. Rows of whole
+// 16-byte pieces stay in registers; they are read once, which is all that counts.
 __device__ inline void add_norm(
     const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D) {
     constexpr int PIECES = 4;

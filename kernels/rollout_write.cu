@@ -1,6 +1,5 @@
 // Phase 1 writes the rows, every thread reading the counters as they were; phase 2 moves the counters.
-#include "common.cuh"
-#include "block.cuh"
+#include "copy.cuh"
 
 #define ARGS                                                                                                       \
     const int *row, const float *private, const float *h_prev, const u8 *mask, const float *value,                \

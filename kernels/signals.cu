@@ -1,6 +1,5 @@
 // One block: six sums over the lanes, then one thread writes the ratios. Runs last in a step, and advances the clock.
-#include "common.cuh"
-#include "block.cuh"
+#include "reduce.cuh"
 
 extern "C" __global__ void signals(
     const i8* __restrict__ valid, const float* __restrict__ reward, const i8* __restrict__ ordered,  // [B]
@@ -21,8 +20,8 @@ extern "C" __global__ void signals(
         count[SUM_HOLDS] += lives && !ordered[b];
         earned += lives ? reward[b] : 0.0f;
     }
-    block_totals(count, scratch);
-    earned = block_total(earned, scratch_real);
+    block_sums(count, scratch);
+    earned = block_sum(earned, scratch_real);
     if (threadIdx.x) return;
     for (int i = 0; i < N_SUMS; ++i)
         sums[i] = s[i] = s[i] * (float)DECAY + (i == SUM_REWARD ? (float)earned : (float)count[min(i, 4)]);

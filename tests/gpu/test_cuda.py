@@ -107,13 +107,14 @@ def test_gemm_orientations_and_tf32():
                 a = rng.normal(size=(k, m) if ta else (m, k)).astype(np.float32)
                 b = rng.normal(size=(n, k) if tb else (k, n)).astype(np.float32)
                 start = rng.normal(size=(m, n)).astype(np.float32)
-                for beta in (0.0, 1.0):
-                    da, db, out = (device.empty(x.shape, x.dtype) for x in (a, b, start))
-                    for d, h in ((da, a), (db, b), (out, start)):
+                vector = rng.normal(size=n).astype(np.float32)
+                for beta, biased in ((0.0, False), (1.0, False), (0.0, True), (1.0, True)):
+                    da, db, out, bias = (device.empty(x.shape, x.dtype) for x in (a, b, start, vector))
+                    for d, h in ((da, a), (db, b), (out, start), (bias, vector)):
                         device.fill(d, h)
                     with device.main.stream:
-                        device.gemm(da, db, out, ta=ta, tb=tb, beta=beta)
-                    want = (a.T if ta else a).astype(np.float64) @ (b.T if tb else b) + beta * start
+                        device.gemm(da, db, out, ta=ta, tb=tb, beta=beta, bias=bias if biased else None)
+                    want = (a.T if ta else a).astype(np.float64) @ (b.T if tb else b) + beta * start + biased * vector
                     error = np.linalg.norm(device.to_host(out) - want) / np.linalg.norm(want)
                     assert error < worst, (tf32, ta, tb, beta, error)
 
@@ -189,6 +190,64 @@ def test_eager_equals_captured_at_every_step():
             assert a.tobytes() == b.tobytes(), (step, name)
     assert graph.region.graph.nodes() >= 9
     assert np.isfinite(eager.device.to_host(eager.store["t.param"])).all()
+
+
+def test_pinned_algorithms_are_used_and_exact():
+    """Of each kind of product in the card's table the smallest one: the algorithm runs, and gives the product."""
+    device = CudaDevice()
+    if not device.gemms.algorithms:
+        pytest.skip(f"no algorithms for this card and library: {device.gemms.table.name}")
+    kinds = {}
+    for name in device.gemms.algorithms:
+        size, *flags = name.split(" ")
+        m, n, k = map(int, size.split("x"))
+        kinds.setdefault(tuple(flags), []).append((m * n * k, m, n, k))
+    rng = np.random.default_rng(4)
+    for flags, found in kinds.items():
+        _, m, n, k = min(found)
+        ta, tb = "ta" in flags, "tb" in flags
+        shapes = (k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n), (n,)
+        a, b, start, vector = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+        arrays = [device.empty(x.shape, x.dtype) for x in (a, b, start, vector)]
+        for array, host in zip(arrays, (a, b, start, vector)):
+            device.fill(array, host)
+        da, db, out, bias = arrays
+        options = {"beta": float("add" in flags), "bias": bias if "bias" in flags else None}
+        with device.main.stream:
+            device.gemm(da, db, out, ta=ta, tb=tb, **options)
+        (plan,) = device.gemms.plans.values()
+        assert device.gemms.pinned(plan.product) is plan.algorithm
+        device.gemms.plans.clear()
+        want = (a.T if ta else a).astype(np.float64) @ (b.T if tb else b)
+        want += ("add" in flags) * start + ("bias" in flags) * vector
+        assert np.linalg.norm(device.to_host(out) - want) / np.linalg.norm(want) < 2e-3, (flags, m, n, k)
+
+
+def test_branches_in_a_branch_are_joined_there():
+    """Each side adds to what the other made before: any missing wait would show as another number."""
+    device = CudaDevice()
+    x, y, one = (device.empty((1 << 20,), np.float32) for _ in range(3))
+    square = device.empty((1024, 1024), np.float32)
+    for array, value in ((x, 0), (y, 0), (one, 1), (square, np.eye(1024, dtype=np.float32))):
+        device.fill(array, value)
+
+    def rows(array):
+        return array.reshape(1024, 1024)
+
+    def body():
+        with device.branch("outer"):
+            for _ in range(3):
+                with device.branch("inner"):
+                    device.gemm(rows(one), square, rows(x), beta=1.0)
+            device.join()
+            device.gemm(rows(x), square, rows(y), beta=1.0)
+        device.join()
+
+    region = device.region(body, "nested")
+    for step in range(1, 6):
+        region()
+        np.testing.assert_array_equal(device.to_host(x), 3 * step)
+        np.testing.assert_array_equal(device.to_host(y), sum(3 * k for k in range(1, step + 1)))
 
 
 def test_a_failing_body_ends_the_capture_and_shows_its_own_error():

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from kernels import (
-    bias_rmsnorm,
     bias_rmsnorm_bwd,
     carry_hidden,
     cfc_gate,
@@ -26,6 +25,7 @@ from kernels import (
     mamba2_mixer_bwd,
     residual_rmsnorm,
     residual_rmsnorm_bwd,
+    rmsnorm,
     scatter_rows,
     window_tail,
     window_tail_bwd,
@@ -44,32 +44,64 @@ def rstd_of(u: np.ndarray) -> np.ndarray:
     return 1 / np.sqrt((u**2).mean(axis=-1) + EPS)
 
 
-@case(bias_rmsnorm, NORM_ROWS)
-@case(residual_rmsnorm, NORM_ROWS)
-@case(encoding_norm, NORM_ROWS)
-def norm(r: int, rng: Any) -> dict[str, Any]:
-    return {"R": r, "K": 4, "D": 64, "eps": EPS}
+@case(rmsnorm, NORM_ROWS)
+def norm(r: int, rng: Any, k: int = 4, d: int = 64) -> dict[str, Any]:
+    return {"R": r, "K": k, "D": d, "eps": EPS}
 
 
-@case(bias_rmsnorm, FEW, "odd width")
-@case(residual_rmsnorm, FEW, "odd width")
-@case(encoding_norm, FEW, "odd width")
+@case(rmsnorm, FEW, "odd width")
 def norm_odd(r: int, rng: Any) -> dict[str, Any]:
-    return {"R": r, "K": 5, "D": 33, "eps": EPS}
+    return norm(r, rng, k=5, d=33)
 
 
-@case(bias_rmsnorm, (2,), "wide")
-@case(residual_rmsnorm, (2,), "wide")
-@case(encoding_norm, (2,), "wide")
+@case(rmsnorm, (2,), "wide")
 def norm_wide(r: int, rng: Any) -> dict[str, Any]:
-    return {"R": r, "K": 32, "D": 1025, "eps": EPS}
+    return norm(r, rng, k=32, d=1025)
 
 
-@case(bias_rmsnorm, (9,), "seed profile")
-@case(residual_rmsnorm, (9,), "seed profile")
-@case(encoding_norm, (9,), "seed profile")
+@case(rmsnorm, (9,), "seed profile")
 def norm_seed(r: int, rng: Any) -> dict[str, Any]:
-    return {"R": r, "K": 32, "D": 256, "eps": EPS}
+    return norm(r, rng, k=32, d=256)
+
+
+@case(residual_rmsnorm, NORM_ROWS)
+def residual(r: int, rng: Any, k: int = 4, d: int = 64, j: int = 4) -> dict[str, Any]:
+    return norm(r, rng, k, d) | {"J": j}
+
+
+@case(residual_rmsnorm, FEW, "odd width, last row kept")
+def residual_odd(r: int, rng: Any) -> dict[str, Any]:
+    return residual(r, rng, k=5, d=33, j=1)
+
+
+@case(residual_rmsnorm, (2,), "wide")
+def residual_wide(r: int, rng: Any) -> dict[str, Any]:
+    return residual(r, rng, k=32, d=1025, j=32)
+
+
+@case(residual_rmsnorm, (9,), "seed profile, last row kept")
+def residual_seed(r: int, rng: Any) -> dict[str, Any]:
+    return residual(r, rng, k=32, d=256, j=1)
+
+
+@case(encoding_norm, NORM_ROWS)
+def encoding(r: int, rng: Any, j: int = 4, d: int = 64) -> dict[str, Any]:
+    return {"R": r, "J": j, "D": d, "eps": EPS}
+
+
+@case(encoding_norm, FEW, "odd width")
+def encoding_odd(r: int, rng: Any) -> dict[str, Any]:
+    return encoding(r, rng, j=5, d=33)
+
+
+@case(encoding_norm, (2,), "wide, one row")
+def encoding_wide(r: int, rng: Any) -> dict[str, Any]:
+    return encoding(r, rng, j=1, d=1025)
+
+
+@case(encoding_norm, (9,), "seed profile")
+def encoding_seed(r: int, rng: Any) -> dict[str, Any]:
+    return encoding(r, rng, j=32, d=256)
 
 
 def norm_bwd(r: int, rng: Any, stream: str, v: int, k: int = 4, d: int = 64, j: int = 4) -> dict[str, Any]:

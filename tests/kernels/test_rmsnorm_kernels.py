@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from kernels import (
-    bias_rmsnorm,
     bias_rmsnorm_bwd,
     column_sum,
     encoding_norm,
     encoding_norm_bwd,
     residual_rmsnorm,
     residual_rmsnorm_bwd,
+    rmsnorm,
     window_tail,
     window_tail_bwd,
 )
@@ -22,18 +22,18 @@ from trainer.device.base import NumpyDevice
 R, K, D = 3, 5, 12
 
 
-def bias_pair(rows: int) -> Pair:
+def embedding_pair(rows: int) -> Pair:
     """`rows` = J, the rows that the skip connection's gradient reaches; here it is zero and tested apart."""
     rng = np.random.default_rng(0)
-    inputs = {"u": rng.standard_normal((R, K, D)), "bias": rng.standard_normal(D), "weight": rng.standard_normal(D)}
+    inputs = {"u": rng.standard_normal((R, K, D)), "weight": rng.standard_normal(D)}
 
     def grads(out):
         tensors = vectors(out["partial"], {"bias": (D,), "weight": (D,)})
-        return {"u": out["du"]} | tensors
+        return {"u": out["du"], "weight": tensors["weight"]}
 
     shapes = {"n": (R, K, D), "rstd": (R, K), "du": (R, K, D), "partial": (R, 2 * padded(D))}
     extra = {"dres": np.zeros((R, rows, D))}
-    return Pair(bias_rmsnorm.KERNEL, bias_rmsnorm_bwd.KERNEL, inputs, shapes, {"n": "dn"}, grads, extra)
+    return Pair(rmsnorm.KERNEL, bias_rmsnorm_bwd.KERNEL, inputs, shapes, {"n": "dn"}, grads, extra)
 
 
 def residual_pair(rows: int) -> Pair:
@@ -64,7 +64,7 @@ def encoding_pair() -> Pair:
 
 
 PAIRS = {
-    "bias": lambda: bias_pair(K),
+    "embedding": lambda: embedding_pair(K),
     "residual": lambda: residual_pair(K),
     "residual, last row": lambda: residual_pair(1),
     "encoding": encoding_pair,
@@ -78,8 +78,8 @@ def test_gradients(name):
 
 def test_equals_jax_variance_of_the_norm():
     """Against jax.nn's own primitive: x / sqrt(mean of squares + eps) through `jax.nn.standardize` around zero mean."""
-    pair = bias_pair(K)
-    u = pair.inputs["u"] + pair.inputs["bias"]
+    pair = embedding_pair(K)
+    u = pair.inputs["u"]
     with jax.enable_x64(True):
         square = (u**2).mean(axis=-1, keepdims=True)
         want = jax.nn.standardize(u, mean=np.zeros_like(square), variance=square, epsilon=EPS)
@@ -87,11 +87,11 @@ def test_equals_jax_variance_of_the_norm():
     np.testing.assert_allclose(got["n"], np.asarray(want) * pair.inputs["weight"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("pair", [bias_pair, residual_pair])
+@pytest.mark.parametrize("pair", [embedding_pair, residual_pair])
 @pytest.mark.parametrize("rows", [1, K])
 def test_skip_gradient_reaches_the_last_rows_only(pair, rows):
     made, rng = pair(rows), np.random.default_rng(3)
-    stream = "u" if pair is bias_pair else "res"
+    stream = "u" if pair is embedding_pair else "res"
     kept = run_forward(made)
 
     def backward(dres):
@@ -106,7 +106,7 @@ def test_skip_gradient_reaches_the_last_rows_only(pair, rows):
     difference = with_skip["du"] - without["du"]
     np.testing.assert_allclose(difference[:, -rows:], dres, rtol=1e-12)
     assert (difference[:, :-rows] == 0).all()
-    if pair is bias_pair:
+    if pair is embedding_pair:
         np.testing.assert_allclose(with_skip["partial"][:, :D], with_skip["du"].sum(axis=1), rtol=1e-12)
 
 
@@ -133,3 +133,13 @@ def test_column_sum_is_exact_on_integers():
 def test_vectors_are_padded_and_in_order():
     where, size = place({"a": (3, 2), "b": (PAD,), "c": (PAD + 1,)})
     assert where == {"a": slice(0, 6), "b": slice(64, 128), "c": slice(128, 193)} and size == 256
+
+
+@pytest.mark.parametrize("kept", [1, 3, K])
+def test_the_residual_stream_is_kept_for_the_last_rows(kept):
+    rng, device = np.random.default_rng(5), NumpyDevice()
+    base, delta, weight = rng.standard_normal((R, K, D)), rng.standard_normal((R, K, D)), rng.standard_normal(D)
+    res, n, rstd = np.full((R, kept, D), np.nan), np.full((R, K, D), np.nan), np.full((R, K), np.nan)
+    device.launch(residual_rmsnorm.KERNEL, base, delta, weight, EPS, res, n, rstd)
+    np.testing.assert_array_equal(res, (base + delta)[:, K - kept :])
+    np.testing.assert_allclose(n, (base + delta) * rstd[..., None] * weight, rtol=1e-12)

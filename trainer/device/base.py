@@ -148,8 +148,10 @@ class Device:
         """Runs a kernel over arrays and constants, in the order of its argument table."""
         raise NotImplementedError
 
-    def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
-        """out[m, n] = op(a) @ op(b) + beta * out, row-major 2-D; ta/tb transpose; beta is 0.0 or 1.0."""
+    def gemm(
+        self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
+    ) -> None:
+        """out[m, n] = op(a) @ op(b) + beta * out + bias[n], row-major 2-D; ta/tb transpose; beta is 0.0 or 1.0."""
         raise NotImplementedError
 
     def copy(self, dst: Any, src: Any) -> None:
@@ -160,12 +162,16 @@ class Device:
         raise NotImplementedError
 
     @contextmanager
-    def branch(self, name: str) -> Iterator[None]:
-        """Work that may overlap with its sibling branches until `join()`. In order on CPU; forked streams on CUDA."""
+    def branch(self, name: str, urgent: bool = False) -> Iterator[None]:
+        """Work that may overlap with its sibling branches, and with what follows, until `join()`.
+
+        In order on CPU; forked streams on CUDA, where `urgent` work goes first when both wait for the GPU. A branch may
+        hold others: they are joined in there. Entered again before the join, it goes on after what it was given before.
+        """
         yield
 
     def join(self) -> None:
-        """Waits (on the device) for every branch opened since the last join."""
+        """Waits (on the device) for every branch that was opened here, not in another one, since the last join."""
 
     def region(self, body: Callable[[], None], name: str) -> Region:
         return Region(body, name, self.recorder)
@@ -206,12 +212,16 @@ class NumpyDevice(Device):
             self._checked[key] = values
         kernel.reference(*values)
 
-    def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
+    def gemm(
+        self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
+    ) -> None:
         a, b = (a.T if ta else a), (b.T if tb else b)
         if beta == 0.0:
             np.matmul(a, b, out=out)
         else:
             out += a @ b
+        if bias is not None:
+            out += bias
 
     def copy(self, dst: np.ndarray, src: np.ndarray) -> None:
         np.copyto(dst, src, casting="no")

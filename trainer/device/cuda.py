@@ -1,8 +1,6 @@
-"""CUDA backend: cupy arrays, NVRTC kernels, cuBLAS through nvmath, stream capture.
+"""CUDA backend: cupy arrays, NVRTC kernels, matrix products through cuBLASLt (gemm.py), stream capture.
 
-cupy refuses cuBLAS while a stream is capturing, so GEMMs go through nvmath's bindings with handles of our own: one a
-branch, bound to its stream once, then given a fixed workspace (setting the stream again would reset it). The same path
-serves eager execution, so eager and captured steps have the same bits.
+Eager and captured execution take the same path, so their steps have the same bits.
 """
 
 from __future__ import annotations
@@ -18,26 +16,23 @@ import numpy as np
 from kernels.spec import Kernel
 from trainer.device import memory, probe
 from trainer.device.base import MAX_CHECKED, Device, Readback
+from trainer.device.gemm import WORKSPACE, Gemms, Product, alignment
 from trainer.device.probe import why_unavailable as why_unavailable  # what a test of this module asks first
 from trainer.device.source import OPTIONS, compile_error, kernel_source
 from trainer.device.timing import CudaStopwatch, Stopwatch
 from trainer.errors import FoxhuntError, UsageError
 
-WORKSPACE = 32 << 20  # bytes a cuBLAS handle; what Hopper's heuristics ask for
-TRAINING, BESIDE = -1, 0  # priorities of streams; the lower number goes first
+URGENT, TRAINING, BESIDE = -2, -1, 0  # priorities of streams; the lower number goes first
 FREE_SHARED = 48 << 10  # bytes of shared memory that a block gets without asking
-_COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _R_32F, _ALGO_DEFAULT = 68, 77, 0, -1
 
 
 class _Branch:
-    """A stream with its cuBLAS handle and workspace."""
+    """A stream with the workspace of its products, and the branches forked from it since its last join."""
 
-    def __init__(self, cp: Any, cublas: Any, priority: int):
+    def __init__(self, cp: Any, priority: int):
         self.stream = cp.cuda.Stream(non_blocking=True, priority=priority)
-        self.handle = cublas.create()
-        cublas.set_stream(self.handle, self.stream.ptr)
         self.workspace = cp.empty(WORKSPACE, cp.uint8)
-        cublas.set_workspace(self.handle, self.workspace.data.ptr, WORKSPACE)
+        self.open: list[_Branch] = []
         self.start, self.done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
 
     def follow(self, other: _Branch) -> None:
@@ -131,21 +126,18 @@ class CudaDevice(Device):
 
     def __init__(self, tf32: bool = True, graphs: bool = True):
         import cupy as cp
-        from nvmath.bindings import cublas
 
-        self.cp, self.cublas, self.tf32 = cp, cublas, tf32
+        self.cp, self.tf32 = cp, tf32
         management = probe.management(cp)
         self.others = management.others() if management else {}
         probe.warn_of_others(self.others)
-        self.compute = _COMPUTE_32F_FAST_TF32 if tf32 else _COMPUTE_32F
-        self.main = _Branch(cp, cublas, TRAINING)
+        self.gemms = Gemms(cp.cuda.Device().compute_capability, tf32)
+        self.main = _Branch(cp, TRAINING)
         self.branches: dict[str, _Branch] = {}
         self.current = self.main
-        self.open: list[_Branch] = []
         self.functions: dict[str, Any] = {}
         self.shared: dict[str, int] = {}  # largest dynamic shared memory asked for, by function
         self.capturing = False
-        self.one, self.nil = np.ones(1, np.float32), np.zeros(1, np.float32)
         self.recorder: Any = CudaRecorder(self) if graphs else _EagerRecorder(self)
         self._bound: dict[tuple[str, tuple[int, ...]], tuple[Any, dict[str, int]]] = {}
 
@@ -223,17 +215,15 @@ class CudaDevice(Device):
             function = self._function(kernel, entry, shared)
             function(grid, block, packed, shared_mem=shared, stream=self.current.stream)
 
-    def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
+    def gemm(
+        self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
+    ) -> None:
         m, n = out.shape
         k = a.shape[0] if ta else a.shape[1]
         if (b.shape[1] if tb else b.shape[0]) != k or (a.shape[1] if ta else a.shape[0]) != m:
             raise ValueError(f"gemm: shapes {a.shape} {b.shape} -> {out.shape}, ta={ta}, tb={tb}")
-        # Row-major out = A B is the column-major product out^T = B^T A^T, so the operands change places.
-        self.cublas.gemm_ex(
-            self.current.handle, int(tb), int(ta), n, m, k, self.one.ctypes.data,
-            b.data.ptr, _R_32F, b.shape[1], a.data.ptr, _R_32F, a.shape[1],
-            (self.one if beta else self.nil).ctypes.data, out.data.ptr, _R_32F, n, self.compute, _ALGO_DEFAULT,
-        )  # fmt: skip
+        product = Product(m, n, k, ta, tb, bool(beta), bias is not None, alignment(a, b, out, bias))
+        self.gemms.plan(product).run(a, b, out, bias, self.current.workspace, self.current.stream)
 
     def copy(self, dst: Any, src: Any) -> None:
         if dst.shape != src.shape or dst.dtype != src.dtype:
@@ -244,22 +234,23 @@ class CudaDevice(Device):
         array.data.memset_async(0, array.nbytes, self.current.stream)
 
     @contextmanager
-    def branch(self, name: str) -> Iterator[None]:
-        branch = self._branch(name, TRAINING)
-        branch.follow(self.current)
+    def branch(self, name: str, urgent: bool = False) -> Iterator[None]:
+        branch, parent = self._branch(name, URGENT if urgent else TRAINING), self.current
+        branch.follow(parent)
         with self._on(branch):
             yield
         branch.done.record(branch.stream)
-        self.open.append(branch)
+        if branch not in parent.open:
+            parent.open.append(branch)
 
     def join(self) -> None:
-        for branch in self.open:
+        for branch in self.current.open:
             self.current.stream.wait_event(branch.done)
-        self.open.clear()
+        self.current.open.clear()
 
     def _branch(self, name: str, priority: int) -> _Branch:
         if name not in self.branches:
-            self.branches[name] = _Branch(self.cp, self.cublas, priority)
+            self.branches[name] = _Branch(self.cp, priority)
         return self.branches[name]
 
     @contextmanager

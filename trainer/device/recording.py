@@ -138,9 +138,11 @@ class RecordingDevice(NumpyDevice):
         plain = tuple(_plain(v) for v in values)
         self._do(lambda: kernel.reference(*plain))
 
-    def gemm(self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0) -> None:
-        plain = _plain(a), _plain(b), _plain(out)
-        self._do(lambda: NumpyDevice.gemm(self, *plain, ta=ta, tb=tb, beta=beta))
+    def gemm(
+        self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
+    ) -> None:
+        plain, vector = (_plain(a), _plain(b), _plain(out)), _plain(bias)
+        self._do(lambda: NumpyDevice.gemm(self, *plain, ta=ta, tb=tb, beta=beta, bias=vector))
 
     def copy(self, dst: Any, src: Any) -> None:
         pair = _plain(dst), _plain(src)

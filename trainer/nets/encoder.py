@@ -8,20 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from kernels import (
-    bias_rmsnorm,
     bias_rmsnorm_bwd,
-    column_sum,
     encoding_norm,
     encoding_norm_bwd,
     residual_rmsnorm,
     residual_rmsnorm_bwd,
+    rmsnorm,
 )
 from kernels.vectors import padded
 from trainer.config import NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
 from trainer.nets.arena import Entry, ParamLayout, constant, fan_in
-from trainer.nets.layers import linear, linear_backward_weight
+from trainer.nets.layers import linear, linear_backward_weight, vectors_backward
 from trainer.nets.mamba2 import EPS, MixerAll, MixerLast
 
 
@@ -49,7 +48,8 @@ class Encoder:
         r, k, d = rows, self.window, self.d
         shapes: dict[str, tuple[int, ...]] = {}
         for i in range(self.depth):
-            shapes |= {f"res.{i}": (r, k, d), f"n.{i}": (r, k, d), f"rstd.{i}": (r, k)}
+            kept = k if backward or i == 0 or i + 1 < self.depth else 1  # the last layer reads one row
+            shapes |= {f"res.{i}": (r, kept, d), f"n.{i}": (r, k, d), f"rstd.{i}": (r, k)}
             if backward:
                 partial = (r, d) if i else (r, 2 * padded(d))
                 shapes |= {f"dres.{i}": (r, k, d), f"norm_partial.{i}": partial}
@@ -67,9 +67,8 @@ class Encoder:
 
     def forward(self, device: Device, p: Any, act: Any) -> None:
         """x [R, K, F] -> enc [R, D]. Kept for backward: res, rstd, n of each layer, and what the mixers keep."""
-        linear(device, act.x, p["embed.weight"], act["res.0"])
-        weight = p["layers.0.norm.weight"]
-        device.launch(bias_rmsnorm.KERNEL, act["res.0"], p["embed.bias"], weight, EPS, act["n.0"], act["rstd.0"])
+        linear(device, act.x, p["embed.weight"], act["res.0"], p["embed.bias"])
+        device.launch(rmsnorm.KERNEL, act["res.0"], p["layers.0.norm.weight"], EPS, act["n.0"], act["rstd.0"])
         for i, layer in enumerate(self.layers):
             layer.forward(device, p, act, act[f"n.{i}"])
             base, delta = act[f"res.{i}"], act[f"{layer.name}.delta"]
@@ -86,7 +85,7 @@ class Encoder:
         dres, partial = act[f"dres.{self.depth}"], act["norm_partial.last"]
         saved = act["res.last"], act["rstd.last"], p["norm.weight"]
         device.launch(encoding_norm_bwd.KERNEL, dcat, *saved, dres, partial)
-        device.launch(column_sum.KERNEL, partial, g["norm.weight"])
+        vectors_backward(device, partial, g["norm.weight"])
         for i in reversed(range(self.depth)):
             layer = self.layers[i]
             layer.backward(device, p, g, act, act[f"n.{i}"], dres, act.dn)
@@ -98,7 +97,7 @@ class Encoder:
             saved = act[f"res.{i}"], act[f"rstd.{i}"], p[f"{layer.name}.norm.weight"]
             below, partial = act[f"dres.{i}"], act[f"norm_partial.{i}"]
             device.launch(kernel, act.dn, dres, *saved, below, partial)
-            device.launch(column_sum.KERNEL, partial, g[vectors])
+            vectors_backward(device, partial, g[vectors])
             dres = below
         linear_backward_weight(device, dres, act.x, g["embed.weight"])
 

@@ -15,7 +15,7 @@ from trainer.config import N_ACTIONS, N_ATOMS, NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
 from trainer.nets.arena import Entry, ParamLayout
-from trainer.nets.layers import BIAS_COLUMNS, linear, linear_backward_input, linear_backward_weight
+from trainer.nets.layers import BIAS_COLUMNS, gradients, linear, linear_backward_input, linear_backward_weight
 
 N_AUX = 3  # down, flat, up
 HOLD = 2  # the action whose logit starts with a bias
@@ -64,7 +64,8 @@ class Heads:
     def backward(self, device: Device, p: Any, g: Any, act: Any) -> None:
         """d_out [R, W] -> dh_head [R, H + 4] and the weight's gradient, zero in the padding rows whatever d_out has."""
         linear_backward_weight(device, act.d_out, act.h_head, g["heads.weight"])
-        device.zero(g["heads.padding"])
+        with gradients(device):
+            device.zero(g["heads.padding"])
         linear_backward_input(device, act.d_out, p["heads.weight"], act.dh_head)
 
     def flops(self, rows: int) -> int:

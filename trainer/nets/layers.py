@@ -5,8 +5,10 @@ Parameter gradients are written, never accumulated, so nobody zeroes them.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
+from kernels import column_sum
 from trainer.device.base import Device
 
 BIAS_COLUMNS = 4  # an affine weight is [out, in + 4]: column `in` is the bias, then zeros; rows stay 16-byte aligned
@@ -17,9 +19,15 @@ def rows(x: Any) -> Any:
     return x.reshape(-1, x.shape[-1])
 
 
-def linear(device: Device, x: Any, weight: Any, y: Any) -> None:
-    """y = x weight^T. x [..., I], weight [O, I], y [..., O]."""
-    device.gemm(rows(x), weight, rows(y), tb=True)
+def gradients(device: Device) -> AbstractContextManager[None]:
+    """The branch of the parameter gradients. No later layer needs them, so they fill what the chain of the inputs'
+    gradients leaves idle; `Network.backward` joins it."""
+    return device.branch("gradients")
+
+
+def linear(device: Device, x: Any, weight: Any, y: Any, bias: Any = None) -> None:
+    """y = x weight^T (+ bias). x [..., I], weight [O, I], bias [O], y [..., O]."""
+    device.gemm(rows(x), weight, rows(y), tb=True, bias=bias)
 
 
 def linear_backward_input(device: Device, dy: Any, weight: Any, dx: Any, beta: float = 0.0) -> None:
@@ -28,5 +36,12 @@ def linear_backward_input(device: Device, dy: Any, weight: Any, dx: Any, beta: f
 
 
 def linear_backward_weight(device: Device, dy: Any, x: Any, dweight: Any) -> None:
-    """dweight = dy^T x, summed over all rows."""
-    device.gemm(rows(dy), rows(x), dweight, ta=True)
+    """dweight = dy^T x, summed over all rows; in the branch that `gradients` tells of."""
+    with gradients(device):
+        device.gemm(rows(dy), rows(x), dweight, ta=True)
+
+
+def vectors_backward(device: Device, partial: Any, dvectors: Any) -> None:
+    """dvectors [V] = sum over the rows of partial [R, V]; in the branch that `gradients` tells of."""
+    with gradients(device):
+        device.launch(column_sum.KERNEL, partial, dvectors)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kernels import column_sum, mamba2_last, mamba2_last_bwd, mamba2_mixer, mamba2_mixer_bwd, window_tail
+from kernels import mamba2_last, mamba2_last_bwd, mamba2_mixer, mamba2_mixer_bwd, window_tail
 from kernels import window_tail_bwd as tail_bwd
 from kernels.vectors import mixer_vectors, place
 from trainer.config import NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
 from trainer.nets.arena import Entry, Init, ParamLayout, constant, fan_in
-from trainer.nets.layers import linear, linear_backward_input, linear_backward_weight
+from trainer.nets.layers import linear, linear_backward_input, linear_backward_weight, vectors_backward
 
 EPS = 1e-5  # of every RMSNorm of the network, inside the root; mamba_ssm's default
 TAPS = 4  # width of the causal convolution
@@ -112,7 +112,7 @@ class MixerAll(Mixer):
         linear_backward_input(device, ddelta, p[f"{a}.out_proj.weight"], dy)
         partial = act[f"{a}.mixer_partial"]
         device.launch(mamba2_mixer_bwd.KERNEL, dy, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, dproj, partial)
-        device.launch(column_sum.KERNEL, partial, g[f"{a}.vectors"])
+        vectors_backward(device, partial, g[f"{a}.vectors"])
         linear_backward_weight(device, dproj, n, g[f"{a}.in_proj.weight"])
         linear_backward_input(device, dproj, p[f"{a}.in_proj.weight"], dn)
 
@@ -166,7 +166,7 @@ class MixerLast(Mixer):
         linear_backward_input(device, ddelta, p[f"{a}.out_proj.weight"], dy)
         partial = act[f"{a}.mixer_partial"]
         device.launch(mamba2_last_bwd.KERNEL, dy, bxdt, c, z, *self._vectors(p), EPS, dbxdt, dc, dz, partial)
-        device.launch(column_sum.KERNEL, partial, g[f"{a}.vectors"])
+        vectors_backward(device, partial, g[f"{a}.vectors"])
         linear_backward_weight(device, dbxdt, n, g[f"{a}.bxdt"])
         linear_backward_weight(device, dc, tail, g[f"{a}.c"])
         linear_backward_weight(device, dz, tail[TAPS - 1], g[f"{a}.z"])

@@ -54,6 +54,7 @@ class Network:
         self.heads.backward(device, p, g, act)
         self.cell.backward(device, p, g, act)
         self.encoder.backward(device, p, g, act, act.dcat)
+        device.join()
 
     def flops(self, rows: int) -> int:
         """Floating-point operations of a forward pass over `rows` windows (matrix products and convolutions)."""

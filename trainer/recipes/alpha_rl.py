@@ -199,14 +199,16 @@ class AlphaRL:
         replay.sample(d, s, cfg)
         rollout.serve(d, s, cfg)
         replay.gather(d, s, joint, following)
+        with d.branch("next", urgent=True):
+            self._gather(sample.next_row, following)
+            self.net.forward(d, self.online, following)
+            d.copy(s["next.online_out"], following.out)
+            self.net.forward(d, self.target, following)
         self._gather(s["batch.row"], joint)
-        self._gather(sample.next_row, following)
         self.net.forward(d, self.online, joint)
-        self.net.forward(d, self.online, following)
-        d.copy(s["next.online_out"], following.out)
-        self.net.forward(d, self.target, following)
-        q_loss(d, cfg, joint, s["next.online_out"], following.out, sample, sample.priority, isv)
         rollout_loss(d, cfg, joint, s.ns("served"), isv)
+        d.join()
+        q_loss(d, cfg, joint, s["next.online_out"], following.out, sample, sample.priority, isv)
         self.net.backward(d, self.online, self.grads, joint)
 
     def _collect_step(self) -> None:
@@ -221,14 +223,16 @@ class AlphaRL:
         d, s = self.device, self.store
         with d.branch("collect"):
             self._collect()
-        with d.branch("learn"):
+        with d.branch("learn", urgent=True):
             self._learn()
         d.join()
+        with d.branch("writes"):
+            replay.update(d, s)
+            rollout.write(d, s)
+            replay.write(d, s)
+            replay.refresh(d, s)
         optimizer_step(d, self.cfg.learn, self.opt, s["isv"])
-        replay.update(d, s)
-        rollout.write(d, s)
-        replay.write(d, s)
-        replay.refresh(d, s)
+        d.join()
         controllers.control(d, s)
         controllers.measure(d, s)
 

@@ -1,0 +1,56 @@
+"""What a matrix product is called, and the tables of algorithms that come with the code."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trainer.device.base import NumpyDevice
+from trainer.device.gemm import ALIGN, TABLES, Product, alignment, table_path
+from trainer.device.recording import RecordingDevice
+
+
+def at(*addresses):
+    return [None if a is None else SimpleNamespace(data=SimpleNamespace(ptr=a)) for a in addresses]
+
+
+def test_a_product_is_named_by_all_that_its_algorithm_depends_on():
+    assert str(Product(3, 4, 5, False, True, False, True)) == "3x4x5 tb bias"
+    assert str(Product(3, 4, 5, True, False, True, False)) == "3x4x5 ta add"
+    assert str(Product(3, 4, 5, False, False, False, False, align=64)) == "3x4x5 align 64"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "bytes_"),
+    [((512, 1024), ALIGN), ((512, None), ALIGN), ((512, 64), 64), ((256, 16, 48), 16), ((4,), 4)],
+)
+def test_alignment_is_that_of_the_worst_array(addresses, bytes_):
+    assert alignment(*at(*addresses)) == bytes_
+
+
+def test_tables_hold_whole_algorithms_that_are_faster_than_the_first_choice():
+    tables = sorted(TABLES.glob("*.json"))
+    assert table_path("90", 130100) in tables
+    for table in tables:
+        entries = json.loads(table.read_text())
+        assert entries, table
+        for name, entry in entries.items():
+            size, *flags = name.split(" ")
+            product = Product(*map(int, size.split("x")), *(flag in flags for flag in ("ta", "tb", "add", "bias")))
+            assert str(product) == name, (table.name, name)
+            assert len(bytes.fromhex(entry["algorithm"])) == 64 and entry["us"] < entry["first_us"], (table.name, name)
+
+
+@pytest.mark.parametrize("device", [NumpyDevice(), RecordingDevice()], ids=["numpy", "recording"])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_a_bias_is_added_to_every_row(device, beta):
+    rng = np.random.default_rng(0)
+    a, b, bias, start = (rng.standard_normal(shape) for shape in ((5, 3), (4, 3), (4,), (5, 4)))
+    out = start.copy()
+    region = device.region(lambda: device.gemm(a, b, out, tb=True, beta=beta, bias=bias), "product")
+    want = start
+    for _ in range(region.WARMUP + 2):
+        region()
+        want = a @ b.T + beta * want + bias
+        np.testing.assert_allclose(out, want, rtol=1e-12)
