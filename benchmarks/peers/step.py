@@ -1,0 +1,121 @@
+"""The step of the peers in pieces, and the state they work on: what the drivers put together and compile.
+
+    choose    windows -> acting network -> draw of the actions
+    collect   environment -> staging
+    prepare   PER draw, served rows, windows, both networks at s' -> the batch with its Q target
+    loss      online network over the joint batch -> total, figures, priorities
+
+After these the driver updates the weights; then `finish`: priorities, rollout row, n-step transition, controllers,
+clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import bus, losses, memory
+from benchmarks.peers.environment import OUTPUTS, STATE, env_step
+from benchmarks.peers.environment import SETTINGS as LANES
+from benchmarks.peers.network import forward
+from kernels.isv import GROUPS
+from kernels.rollout_serve import permute
+from trainer.config import StudyConfig
+from trainer.env.actions import target_table
+from trainer.learn.rollout import TM
+
+State = dict[str, Any]
+Params = dict[str, Any]
+
+MARKET = ("features", "mean", "std", "ts_gap", "mid2", "fill_row", "last", "bid_px", "ask_px", "bid_sz", "ask_sz")
+SETTINGS = ("starts", "trail_ticks", *LANES)
+REPLAY = ("row", "private", "h_prev", "action", "rewards", "n_used", "terminal", "priority", "max_priority")
+REPLAY += ("next_row", "next_private", "next_h_prev", "next_mask")
+ROLLOUT = (*memory.STAGED, "advantage", "returns")
+COUNTERS = ("bootstrap", "length", "active", "filled", "position")
+PLAIN = ("policy.h", "clock.step", "ring.pushed", "signals.sums", "signals.trades", "controllers.frozen")
+PLAIN += ("controllers.bounds", "market.aux_label")
+
+
+def state_of(cfg: StudyConfig, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A peer's state, host arrays by name, from foxhunt's in the middle of learning (state and data, by field name)."""
+    names = [f"market.{n}" for n in MARKET] + [f"env.{n}" for n in (*SETTINGS, *STATE, *OUTPUTS)] + list(PLAIN)
+    names += [f"ring.{n}" for n in memory.RING] + [f"replay.{n}" for n in REPLAY]
+    names += [f"rollout.{n}" for n in (*ROLLOUT, *COUNTERS)]
+    state = {name: np.asarray(arrays[name]) for name in names}
+    for name in ROLLOUT:
+        array = state[f"rollout.{name}"]
+        state[f"rollout.{name}"] = array.reshape(2 * TM, *array.shape[2:])
+        if name in memory.STAGED:
+            state[f"staging.{name}"] = array[0, 0]
+    state |= bus.split(arrays["isv"]) | bus.constants()
+    state["const.targets"] = target_table(cfg.env)
+    state["const.trail_ticks"] = state.pop("env.trail_ticks")
+    b = cfg.env.n_backtests
+    n = int(state["rollout.length"][1 - int(state["rollout.active"][0])]) * b
+    order = np.arange(TM * b, dtype=np.uint32)
+    order[:n] = permute(order[:n], n, int(arrays["rollout.epoch"][0]), cfg.learn.seed)
+    state["rollout.order"] = order.astype(np.int32)
+    return state
+
+
+def choose(xp: Any, cfg: StudyConfig, s: State, params: Params, uniform: Any) -> State:
+    """The acting pass: h [B, H], action, log_mu, value [B]; uniform [B] float32 in [0, 1)."""
+    x, ts = memory.windows(xp, cfg, s, s["env.row"])
+    h, out = forward(xp, params, cfg.net, x, s["env.private"], s["policy.h"], ts)
+    return {**losses.act(xp, cfg.learn, out, s["env.mask"], uniform), "h": h}
+
+
+def collect(xp: Any, cfg: StudyConfig, s: State, chosen: State, uniform: Any) -> None:
+    """One transition of all backtests, into staging; uniform [B] float64 in [0, 1): starts of new episodes."""
+    starts = s["env.starts"]
+    start = xp.take(starts, xp.cast(xp.floor(uniform * starts.shape[0]), "int32"))
+    new = env_step(xp, cfg, s, chosen["action"], start)
+    for name in ("row", "private", "mask"):
+        xp.assign(s, f"staging.{name}", s[f"env.{name}"])
+    xp.assign(s, "staging.h_prev", s["policy.h"])
+    for name in ("action", "log_mu", "value"):
+        xp.assign(s, f"staging.{name}", chosen[name])
+    for name in ("reward", "valid", "done"):
+        xp.assign(s, f"staging.{name}", new[name])
+    for name in (*STATE, *OUTPUTS):
+        xp.assign(s, f"env.{name}", new[name])
+    xp.assign(s, "policy.h", chosen["h"] * xp.cast(new["valid"], "float32")[:, None])
+
+
+def draw(xp: Any, cfg: StudyConfig, s: State, uniform: Any) -> tuple[Any, Any]:
+    """Replay slots [M] and served rows [M]; uniform [M] float64 in [0, 1)."""
+    return memory.draw_slots(xp, cfg, s, uniform), memory.serve(xp, cfg, s)
+
+
+def prepare(xp: Any, cfg: StudyConfig, s: State, params: Params, target: Params, slots: Any, index: Any) -> State:
+    """The batch: inputs of the joint pass, what the losses read, the Q target, and figures under `figures`."""
+    joint, following, batch = memory.gather(xp, cfg, s, slots, index)
+    batch["is_weight"], figures = memory.importance(xp, cfg, s, slots)
+    online_out, target_out = forward(xp, params, cfg.net, **following)[1], forward(xp, target, cfg.net, **following)[1]
+    batch["target"], more = losses.q_target(xp, cfg.learn, s, batch, online_out, target_out)
+    return {**batch, "joint": joint, "slots": slots, "figures": {**figures, **more}}
+
+
+def loss(xp: Any, cfg: StudyConfig, s: State, params: Params, batch: State) -> tuple[Any, State, Any]:
+    """Total loss to differentiate by `params`, figures, priorities [M]."""
+    _, out = forward(xp, params, cfg.net, **batch["joint"])
+    total, figures, priority = losses.losses(xp, cfg.learn, s, batch, out)
+    return total, {**figures, **batch["figures"]}, priority
+
+
+def optimiser_figures(xp: Any, sums: Any, norm: Any, factor: Any) -> dict[str, Any]:
+    """sums [5, 3]: squares of change, parameters and gap to the target, by learning-rate group."""
+    tiny = float(np.finfo(np.float32).tiny)
+    rms = xp.sqrt(sums[:, 0]) / xp.clip(xp.sqrt(sums[:, 1]), tiny, None)
+    distance = xp.sqrt(xp.sum(sums[:, 2], 0)) / xp.clip(xp.sqrt(xp.sum(sums[:, 1], 0)), tiny, None)
+    figures = {f"update_rms_{group}": rms[i] for i, group in enumerate(GROUPS)}
+    return figures | {"target_distance": distance, "grad_norm": norm, "lr_factor": factor}
+
+
+def finish(xp: Any, cfg: StudyConfig, s: State, batch: State, priority: Any, figures: State) -> None:
+    """Everything after the new weights, which add their own figures."""
+    memory.update_priorities(xp, s, batch["slots"], priority)
+    memory.write(xp, cfg, s)
+    bus.finish_step(xp, s, figures)

@@ -1,0 +1,258 @@
+"""The peer in PyTorch: pieces compiled by torch.compile, the whole step captured in one CUDA graph, fused Adam.
+
+Collect and learn run on two streams inside the graph, as foxhunt's branches do. The end of a rollout is a graph of its
+own. On a CPU everything runs eagerly: that is for tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.peers import ops_torch as xp
+from benchmarks.peers import step, weights
+from kernels.isv import GROUPS, OUTPUTS
+from trainer.config import StudyConfig
+from trainer.learn.rollout import TM
+from trainer.nets.network import Network
+
+WARMUP = 3  # eager steps before the capture: they compile, and size cuBLAS's workspaces
+LR0, TAU = OUTPUTS.index(f"lr_{GROUPS[0]}"), OUTPUTS.index("tau")
+
+
+class TorchPeer:
+    """A run that starts from foxhunt's arrays in the middle of learning; `tf32` as `trainer` means it.
+
+    mode: of torch.compile, None for eager. overlap: collect and learn on two streams.
+    """
+
+    name = "PyTorch"
+
+    def __init__(
+        self,
+        cfg: StudyConfig,
+        arrays: dict[str, np.ndarray],
+        device: str,
+        tf32: bool = True,
+        mode: str | None = None,
+        overlap: bool = True,
+    ):
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        self.cfg, self.device = cfg, torch.device(device)
+        self.captures = self.device.type == "cuda"
+        self.layout = Network(cfg.net, arrays["market.features"].shape[1]).layout
+        self.s = {name: self._tensor(x) for name, x in step.state_of(cfg, arrays).items()}
+        own = weights.split(self.layout, arrays["opt.param"])
+        self.param = {name: torch.nn.Parameter(self._tensor(x)) for name, x in own.items()}
+        self.target, self.before = ({n: p.detach().clone() for n, p in self.param.items()} for _ in range(2))
+        self.optimizer = self._optimizer()
+        b, m = cfg.env.n_backtests, cfg.learn.batch
+        self.draws = [torch.empty(n, dtype=torch.float64, device=self.device) for n in (b, b, m)]
+        self.order_draw = torch.empty(TM * b, device=self.device)
+        self.load(arrays)
+
+        def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
+            # One shape a piece, so nothing is dynamic; a break in a graph is an error.
+            return torch.compile(body, mode=mode, fullgraph=True, dynamic=False) if mode else body
+
+        # Apart, the environment does not become part of a reduction's kernel, which Triton then fails to compile.
+        self._choose, self._collect = compiled(self._choose_body), compiled(self._collect_body)
+        self._prepare, self._loss = compiled(self._prepare_body), compiled(self._loss_body)
+        self._finish = compiled(self._finish_body)
+        self.main, self.side = (torch.cuda.Stream() for _ in range(2)) if self.captures else (None, None)
+        self.overlap = overlap and self.captures
+        self.graphs: dict[str, Any] = {}
+        self.calls: dict[str, int] = {}
+
+    def _tensor(self, x: np.ndarray) -> Any:
+        return torch.from_numpy(np.array(x)).to(self.device)
+
+    def _optimizer(self) -> Any:
+        """Fused Adam; the rate of each of the five groups is a tensor that the controllers' outputs are copied into."""
+        cfg, on_gpu = self.cfg.learn, self.device.type == "cuda"
+        groups = [
+            {
+                "params": [p for name, p in self.param.items() if weights.group_of(name) == i],
+                "lr": torch.zeros((), device=self.device) if on_gpu else 0.0,
+            }
+            for i in range(len(GROUPS))
+        ]
+        betas = (cfg.adam_b1, cfg.adam_b2)
+        return torch.optim.Adam(groups, betas=betas, eps=cfg.adam_eps, fused=on_gpu, capturable=on_gpu)
+
+    def load(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over foxhunt's state, in place: a captured graph goes on from it."""
+        self.synchronize()
+        with torch.no_grad():
+            for name, x in step.state_of(self.cfg, arrays).items():
+                self.s[name].copy_(self._tensor(x))
+            kinds = {k: weights.split(self.layout, arrays[f"opt.{k}"]) for k in ("param", "target", "m", "v")}
+            for name, p in self.param.items():
+                p.copy_(self._tensor(kinds["param"][name]))
+                self.target[name].copy_(self._tensor(kinds["target"][name]))
+                found = self.optimizer.state[p]
+                for ours, theirs in (("exp_avg", "m"), ("exp_avg_sq", "v")):
+                    found.setdefault(ours, torch.zeros_like(p)).copy_(self._tensor(kinds[theirs][name]))
+                count = torch.tensor(float(arrays["opt.count"][0]))
+                on = self.device if self.device.type == "cuda" else "cpu"
+                found.setdefault("step", torch.zeros((), device=on)).copy_(count)
+        self.synchronize()
+        self._sync()
+
+    def _sync(self) -> None:
+        """Reads where the rollout stands, as foxhunt's host does at the end of one."""
+        self.filled = int(self.s["rollout.filled"][0])
+        self.length = int(self.s["rollout.length"][int(self.s["rollout.active"][0])])
+
+    # -- the step --
+    def step(self) -> None:
+        self._replay("step", self._whole_step)
+        self.filled += 1
+        if self.filled > self.length:
+            self.finish_rollout()
+            self.synchronize()
+            self._sync()
+
+    def finish_rollout(self) -> None:
+        self._replay("boundary", self._boundary)
+
+    def _replay(self, name: str, body: Callable[[], None]) -> None:
+        """The body eagerly for its first calls, then captured once and replayed: always one step a call."""
+        if not self.captures:
+            body()
+            return
+        calls = self.calls[name] = self.calls.get(name, 0) + 1
+        with torch.cuda.stream(self.main):
+            if calls <= WARMUP:
+                body()
+                return
+            if name not in self.graphs:
+                self.optimizer.zero_grad(set_to_none=True)  # the gradients then live in the graph's pool
+                self.graphs[name] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.graphs[name], stream=self.main):
+                    body()
+            self.graphs[name].replay()
+
+    def _whole_step(self) -> None:
+        for draw in self.draws:
+            draw.uniform_()
+        self.advance(self.draws)
+
+    def advance(self, draws: Any) -> None:
+        """One step with given draws: acting [B], episode starts [B], replay [M], float64 in [0, 1)."""
+        if self.overlap:
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                self._collect(self._choose(draws[0]), draws[1])
+        else:
+            self._collect(self._choose(draws[0]), draws[1])
+        batch = self._prepare(draws[2])
+        total, figures, priority = self._loss(batch)
+        total.backward()
+        if self.overlap:
+            torch.cuda.current_stream().wait_stream(self.side)
+        figures = {**figures, **self._optimise()}
+        self._finish({"slots": batch["slots"]}, priority, figures)
+
+    @torch.no_grad()
+    def _choose_body(self, draw: Any) -> Any:
+        # 24 bits, as float32 holds them: rounding up to 1 is out of the question.
+        uniform = xp.cast(xp.floor(draw * 2.0**24), "float32") * 2.0**-24
+        return step.choose(xp, self.cfg, self.s, self.param, uniform)
+
+    @torch.no_grad()
+    def _collect_body(self, chosen: Any, draw: Any) -> None:
+        step.collect(xp, self.cfg, self.s, chosen, draw)
+
+    @torch.no_grad()
+    def _prepare_body(self, draw: Any) -> Any:
+        slots, index = step.draw(xp, self.cfg, self.s, draw)
+        return step.prepare(xp, self.cfg, self.s, self.param, self.target, slots, index)
+
+    def _loss_body(self, batch: Any) -> Any:
+        return step.loss(xp, self.cfg, self.s, self.param, batch)
+
+    @torch.no_grad()
+    def _finish_body(self, batch: Any, priority: Any, figures: Any) -> None:
+        step.finish(xp, self.cfg, self.s, batch, priority, figures)
+
+    @torch.no_grad()
+    def _optimise(self) -> dict[str, Any]:
+        """Clip by the global norm, Adam, Polyak target; figures for the controllers."""
+        cfg, outputs = self.cfg.learn, self.s["bus.outputs"]
+        params, before, target = (list(x.values()) for x in (self.param, self.before, self.target))
+        norm = torch.nn.utils.clip_grad_norm_(params, cfg.grad_clip)
+        count = self.optimizer.state[params[0]]["step"]
+        factor = (1 - count / cfg.lr_decay_steps).clamp(min=0) if cfg.lr_decay_steps else outputs[0] * 0 + 1
+        for i, group in enumerate(self.optimizer.param_groups):
+            rate = outputs[LR0 + i] * factor
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = float(rate)
+        torch._foreach_copy_(before, params)
+        self.optimizer.step()
+        torch._foreach_sub_(before, params)  # the change, its sign apart
+        gaps = torch._foreach_sub(params, target)
+        moves = torch._foreach_mul(gaps, outputs[TAU])
+        torch._foreach_add_(target, moves)
+        torch._foreach_sub_(gaps, moves)
+        norms = (torch.stack(torch._foreach_norm(x)) for x in (before, params, gaps))
+        squares = torch.stack(list(norms), 1) ** 2  # [tensors, 3]
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        sums = torch.stack([part.sum(0) for part in squares.split(sizes)])
+        self.optimizer.zero_grad(set_to_none=True)
+        return step.optimiser_figures(xp, sums, norm, factor)
+
+    @torch.no_grad()
+    def _boundary(self) -> None:
+        step.memory.finish_rollout(xp, self.cfg, self.s, self.order_draw.uniform_())
+
+    # -- what the contest asks --
+    def losses(self, slots: np.ndarray, index: np.ndarray) -> dict[str, float]:
+        """Figures of the losses on one given batch, by bus name, eagerly; nothing changes."""
+        at, of = (self._tensor(x) for x in (slots, index))
+        with torch.no_grad():
+            batch = step.prepare(xp, self.cfg, self.s, self.param, self.target, at, of)
+            return {name: float(x) for name, x in step.loss(xp, self.cfg, self.s, self.param, batch)[1].items()}
+
+    def step_with(self, draws: tuple[np.ndarray, ...]) -> None:
+        """One eager step with given draws in [0, 1): acting [B], episode starts [B], replay [M]."""
+        self.advance([self._tensor(np.asarray(x, np.float64)) for x in draws])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The state on the host, weights and moments as foxhunt's arenas."""
+        state = self.optimizer.state
+        kinds = {"param": self.param, "target": self.target}
+        kinds |= {
+            k: {n: state[p][of] for n, p in self.param.items()} for k, of in (("m", "exp_avg"), ("v", "exp_avg_sq"))
+        }
+        found = {f"opt.{k}": weights.join(self.layout, {n: _host(x) for n, x in t.items()}) for k, t in kinds.items()}
+        return found | {name: _host(x) for name, x in self.s.items()}
+
+    def synchronize(self) -> None:
+        if self.captures:
+            torch.cuda.synchronize()
+
+    def run(self, steps: int) -> float:
+        """Seconds of `steps` steps, synchronised at both ends."""
+        self.synchronize()
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.synchronize()
+        return time.perf_counter() - started
+
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.param.values())
+
+    def metrics(self) -> dict[str, float]:
+        return step.bus.metrics(_host(self.s["bus.metrics"]))
+
+
+def _host(x: Any) -> np.ndarray:
+    return x.detach().cpu().numpy()
