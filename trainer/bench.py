@@ -29,12 +29,13 @@ from trainer.device import Region, Store, open_device
 from trainer.device.base import Device
 from trainer.device.memory import by_arena
 from trainer.errors import FoxhuntError
-from trainer.learn.checkpoint import checkpoint_path, write_checkpoint
+from trainer.learn.checkpoint import CheckpointWriter, list_checkpoints
 from trainer.recipes.alpha_rl import AlphaRL
 
 WARMUP = 50
 TRACED = 20  # steps whose operations are timed one by one; the first ones load what is only used then
 TRACE_WARMUP = 3
+SAVES, BETWEEN = 7, 50  # checkpoints, and steps after each
 OPERATIONS = ("launch", "gemm", "copy", "zero")
 DATA = "synthetic:rows=40000"
 SHOWN = 24  # rows of a table on the screen; the JSON has all
@@ -67,7 +68,7 @@ def measure(cfg: StudyConfig, steps: int, cold: bool = False) -> dict[str, Any]:
         "regions": _regions(recipe, steps),
     }
     figures |= _operations(recipe, min(steps, TRACED), figures["step_ms"])
-    figures |= _checkpoint(recipe)
+    figures |= _checkpoint(recipe, figures["step_ms"])
     figures["memory_mib"] = _memory(recipe)
     figures["start"] = {"warm": start(cfg), **({"cold": cold_start(cfg)} if cold else {})}
     return figures
@@ -173,10 +174,10 @@ class Tracer:
             return run
 
         @contextmanager
-        def branch(name: str) -> Iterator[None]:
-            place[0] = name
+        def branch(name: str, urgent: bool = False) -> Iterator[None]:
+            outer, place[0] = place[0], name
             yield
-            place[0] = ""
+            place[0] = outer
 
         words: dict[str, Any] = {name: marked(name, getattr(device, name)) for name in OPERATIONS}
         before = dict(vars(device))
@@ -226,23 +227,34 @@ def _operations(recipe: AlphaRL, steps: int, step_ms: float) -> dict[str, Any]:
 # -- checkpoint, memory, start --
 
 
-def _checkpoint(recipe: AlphaRL) -> dict[str, float]:
-    """Stall: what training waits for, on the host and on its stream. Write: what the background thread does."""
-    stalls, writes = [], []
+def _checkpoint(recipe: AlphaRL, step_ms: float) -> dict[str, float]:
+    """Checkpoints while training goes on. Stall: what the device's time line loses to the copy. Hand-over: what the host
+    does. Cost: how much later the next steps end than without, the background write beside them included."""
+    device, watch = recipe.device, recipe.device.stopwatch()
+    stalls, handed, costs, writes = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="foxhunt-bench-") as folder:
-        for i in range(7):
-            recipe.device.synchronize()
-            started = time.perf_counter()
+        writer = CheckpointWriter(Path(folder), {})
+        for _ in range(SAVES):
+            recipe.step()
+            started, first = time.perf_counter(), watch.mark()
             arrays = recipe.freeze()
-            recipe.device.synchronize()
-            stalls.append(time.perf_counter() - started)
-            started = time.perf_counter()
-            write_checkpoint(checkpoint_path(Path(folder), i), i, arrays(), {})
-            writes.append(time.perf_counter() - started)
-            size = checkpoint_path(Path(folder), i).stat().st_size
+            last = watch.mark()
+            writer.submit(recipe.step_count, arrays)
+            handed.append(1e3 * (time.perf_counter() - started))
+            for _ in range(BETWEEN):
+                recipe.step()
+            device.synchronize()
+            costs.append(1e3 * (time.perf_counter() - started) - (BETWEEN + 1) * step_ms)
+            stalls.append(watch.ms(first, last))
+            writer.drain()
+            writes.append(1e3 * (time.perf_counter() - started))
+        writer.close()
+        size = list_checkpoints(Path(folder))[0].stat().st_size
     return {
-        "checkpoint_stall_ms": 1e3 * statistics.median(stalls),
-        "checkpoint_write_ms": 1e3 * statistics.median(writes),
+        "checkpoint_stall_ms": statistics.median(stalls),
+        "checkpoint_hand_over_ms": statistics.median(handed),
+        "checkpoint_cost_ms": statistics.median(costs),
+        "checkpoint_written_after_ms": statistics.median(writes),
         "checkpoint_mib": size / 2**20,
     }
 
