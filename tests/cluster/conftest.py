@@ -20,7 +20,7 @@ def live() -> Iterator[Live]:
     if given := os.environ.get("FOXHUNT_TEST_KUBECONFIG"):
         there = Live(Path(given), find_kubectl(), None)
         yield there
-        there.clean()
+        there.end()
         return
     was_up = cluster.is_up()
     try:
@@ -30,7 +30,7 @@ def live() -> Iterator[Live]:
     there = Live(ADMIN, str(builds.program("kubectl")), facts)
     try:
         yield there
-        there.clean()
+        there.end()
     finally:
         if not was_up:
             cluster.down()

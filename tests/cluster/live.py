@@ -20,7 +20,7 @@ from tests.cluster.layout import CLAIM, CPU_POOL, GPU_POOL, NAMESPACE, Facts
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = "alpha-rl-runs"
 RUN_ID = re.compile(r"t-[0-9a-f]{4}-.*|[0-9a-f]{12}")  # of a test, or derived by a study
-N_STEPS = 500
+N_STEPS = 800
 DATA = "synthetic:signal=0.75,rows=8000"
 # A study of seconds that trades in every fold, since nothing costs and nothing favours holding. The gate asks for
 # nothing more than trades, so that a study is green exactly when its machinery worked.
@@ -53,7 +53,8 @@ class Live:
     kubeconfig: Path
     kubectl_program: str
     facts: Facts | None
-    started: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)  # workflows that the next `clean` removes
+    kept: list[str] = field(default_factory=list)  # and those that it leaves until the session ends
     session: str = field(default_factory=lambda: secrets.token_hex(2))  # runs of another session may be on the claim
 
     # -- commands --
@@ -160,8 +161,17 @@ class Live:
         """Lines of the attempt ledger."""
         return json_lines(self.read(run, f"fold{fold}/attempts.jsonl").splitlines())
 
+    def keep(self, name: str) -> None:
+        """Other tests look at this workflow, too."""
+        self.started.remove(name)
+        self.kept.append(name)
+
+    def end(self) -> None:
+        self.started += self.kept
+        self.clean()
+
     def clean(self) -> None:
-        """Removes what the tests started, workflows with their pods."""
+        """Removes what a test started, workflows with their pods."""
         for name in self.started:
             self.kubectl("delete", "workflow", name, "--wait=false", "--ignore-not-found", check=False)
         self.started.clear()

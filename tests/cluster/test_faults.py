@@ -2,42 +2,90 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster import node
-from tests.cluster.layout import Facts, node_spec
+from tests.cluster.layout import Facts, NodeSpec, node_spec
 from tests.cluster.live import Live, eventually
 from tests.cluster.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cluster
 Own = tuple[Live, Facts]
 CHECKPOINT_EVERY = 100
-_FIND_TRAINER = (
-    "import glob, os, signal\n"
-    "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
-    "    words = open(path, 'rb').read().split(b'\\0')\n"
-    "    pid = int(path.split('/')[2])\n"
-    "    if b'python' in words[0] and b'trainer' in words and pid not in (1, os.getpid()):\n"
-    "        os.kill(pid, signal.SIGKILL)\n"
-    "        print('killed', pid)\n"
-)
-
-
+BEYOND = CHECKPOINT_EVERY + 50  # a step by which the first checkpoint is certainly written
 MEMORY = 512  # MiB, the least that submit accepts; the study needs half of it
-_FILL = (  # up to where the guard acts and the kernel doesn't yet
-    "import time\n"
-    "from trainer.learn.memory_guard import find_cgroup\n"
-    "cgroup, held = find_cgroup(), []\n"
-    "while cgroup.working_set() < 0.95 * cgroup.limit:\n"
-    "    held.append(b'x' * (2 << 20))\n"
-    "time.sleep(60)\n"
+# Run inside the pod: {deed} is done to the trainer's process.
+_TO_TRAINER = """
+import glob, os, signal
+for path in glob.glob('/proc/[0-9]*/cmdline'):
+    words = open(path, 'rb').read().split(b'\\0')
+    pid = int(path.split('/')[2])
+    if b'python' in words[0] and b'trainer' in words and pid != os.getpid():
+        {deed}
+"""
+# Memory is used up to where the guard acts and the kernel doesn't yet, and then the trainer goes on.
+_FILL = (
+    """
+import time
+from trainer.learn.memory_guard import find_cgroup
+cgroup, held = find_cgroup(), []
+while cgroup.working_set() < 0.95 * cgroup.limit:
+    held.append(b'x' * (2 << 20))
+"""
+    + _TO_TRAINER.format(deed="os.kill(pid, signal.SIGCONT)")
+    + "time.sleep(60)\n"
 )
-# The trainer is made the kernel's first choice, then memory is used up in one stroke.
-_EAT = _FIND_TRAINER.replace("os.kill(pid, signal.SIGKILL)", "open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
+# The held trainer is made the kernel's first choice, then memory is used up in one stroke: its guard can't act.
+_EAT = _TO_TRAINER.format(deed="open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
 _EAT += f"block = b'x' * ({MEMORY} << 20)\n"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A training pod whose trainer stands still (SIGSTOP), so that it can't finish before a fault gets there."""
+
+    pod: dict[str, Any]
+    pid: int  # of the trainer, as this machine sees it
+
+    @property
+    def name(self) -> str:
+        return str(self.pod["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def hold(live: Live, workflow: str, fold: int, beyond: int = BEYOND) -> Held:
+    """Waits until a fold's trainer is beyond a step and stops it there."""
+    pod = live.running_pod(workflow, fold)
+    name, pid = pod["metadata"]["name"], trainer_pid(pod)
+    eventually(f"fold {fold} is beyond step {beyond}", lambda: live.step(workflow, fold, name) > beyond, 60)
+    os.kill(pid, signal.SIGSTOP)
+    return Held(pod, pid)
+
+
+def main_task(pod: dict[str, Any]) -> tuple[NodeSpec, str]:
+    """(node, container ID) of a pod's main container."""
+    status = next(c for c in pod["status"]["containerStatuses"] if c["name"] == "main")
+    return node_spec(pod["spec"]["nodeName"]), status["containerID"].removeprefix("containerd://")
+
+
+def trainer_pid(pod: dict[str, Any]) -> int:
+    spec, container = main_task(pod)
+    pids = [int(line.split()[0]) for line in node.ctr(spec, "tasks", "ps", container).splitlines()[1:]]
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+    return next(pid for pid, words in commands.items() if b"python" in words[0] and b"trainer" in words)
 
 
 def lost_steps(lines: list[dict[str, Any]], at_least: int = 0) -> int:
@@ -59,10 +107,11 @@ def assert_as_undisturbed(live: Live, run_id: str, name: str, undisturbed: Undis
 def test_deleted_pod_loses_no_step(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
     live, _ = own
     name = live.submit("pod-deleted")
-    pod = live.running_pod(name, 1)
-    live.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+    held = hold(live, name, 1)
+    live.kubectl("delete", "pod", held.name, "--wait=false")
+    held.go_on()
     again = time.monotonic()
-    live.running_pod(name, 1, after=frozenset({pod["metadata"]["uid"]}))
+    live.running_pod(name, 1, after=frozenset({held.uid}))
     measured("deleted pod: seconds to training again", time.monotonic() - again)
     assert_as_undisturbed(live, "pod-deleted", name, undisturbed)
     lines = live.attempts("pod-deleted", 1)
@@ -76,12 +125,10 @@ def test_killed_trainer_goes_on_from_its_checkpoint(own: Own, undisturbed: Undis
     """kill -9 of the trainer; the container's first process lives on and reports 137."""
     live, _ = own
     name = live.submit("trainer-killed")
-    pod = live.running_pod(name, 0)
-    eventually("a checkpoint is there", lambda: live.step(name, 0, pod["metadata"]["name"]) > CHECKPOINT_EVERY, 60)
-    said = live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _FIND_TRAINER)
-    assert "killed" in said
+    held = hold(live, name, 0)
+    os.kill(held.pid, signal.SIGKILL)
     again = time.monotonic()
-    live.running_pod(name, 0, after=frozenset({pod["metadata"]["uid"]}))
+    live.running_pod(name, 0, after=frozenset({held.uid}))
     measured("killed trainer: seconds to training again", time.monotonic() - again)
     assert_as_undisturbed(live, "trainer-killed", name, undisturbed)
     first, second = [line for line in live.attempts("trainer-killed", 0) if line["event"] == "start"]
@@ -93,9 +140,7 @@ def test_dead_first_process_is_named_and_healed_by_watch(own: Own, undisturbed: 
     """Argo waits for ever for a main container whose first process was killed; `watch` deletes its pod."""
     live, _ = own
     name = live.submit("pid-one")
-    pod = live.running_pod(name, 2)
-    eventually("a checkpoint is there", lambda: live.step(name, 2, pod["metadata"]["name"]) > CHECKPOINT_EVERY, 60)
-    kill_main(pod)
+    kill_main(hold(live, name, 2).pod)
     killed = time.monotonic()
     watched = live.foxhunt("watch", name)
     assert watched.returncode == 0, watched.stdout + watched.stderr
@@ -107,20 +152,14 @@ def test_dead_first_process_is_named_and_healed_by_watch(own: Own, undisturbed: 
 def test_dead_first_process_is_cured_by_the_deadline_unattended(own: Own, undisturbed: Undisturbed) -> None:
     live, _ = own
     name = live.submit("pid-one-alone", "-p", "attempt-deadline-s=60")
-    pod = live.running_pod(name, 0)
-    kill_main(pod)
+    kill_main(hold(live, name, 0).pod)
     assert_as_undisturbed(live, "pid-one-alone", name, undisturbed)
     assert live.attempts("pid-one-alone", 0)[-1]["attempt"] > 0
 
 
 def kill_main(pod: dict[str, Any]) -> None:
     """SIGKILL to the main container's first process, from outside its namespace, where it can't be refused."""
-    import os
-    import signal
-
-    spec = node_spec(pod["spec"]["nodeName"])
-    status = next(c for c in pod["status"]["containerStatuses"] if c["name"] == "main")
-    container = status["containerID"].removeprefix("containerd://")
+    spec, container = main_task(pod)
     listed = [line.split() for line in node.ctr(spec, "tasks", "ls").splitlines()]
     os.kill(next(int(words[1]) for words in listed if words[0] == container), signal.SIGKILL)
 
@@ -128,8 +167,7 @@ def kill_main(pod: dict[str, Any]) -> None:
 def test_memory_guard_saves_and_the_retry_gets_more(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
     live, _ = own
     name = live.submit("little-memory", "-p", f"memory-mi={MEMORY}")
-    pod = live.running_pod(name, 0)
-    live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _FILL, check=False)
+    live.kubectl("exec", hold(live, name, 0).name, "-c", "main", "--", "python", "-c", _FILL, check=False)
     assert_as_undisturbed(live, "little-memory", name, undisturbed)
     lines = live.attempts("little-memory", 0)
     ends = [line for line in lines if line["event"] == "end"]
@@ -148,8 +186,7 @@ def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(own: Own, undisturbe
     """The kernel kills the trainer before its guard can act: something in the pod eats the rest at once."""
     live, _ = own
     name = live.submit("oom-killed", "-p", f"memory-mi={MEMORY}")
-    pod = live.running_pod(name, 1)
-    live.kubectl("exec", pod["metadata"]["name"], "-c", "main", "--", "python", "-c", _EAT, check=False)
+    live.kubectl("exec", hold(live, name, 1).name, "-c", "main", "--", "python", "-c", _EAT, check=False)
     assert_as_undisturbed(live, "oom-killed", name, undisturbed)
     lines = live.attempts("oom-killed", 1)
     first = next(line for line in lines if line["event"] == "end")
@@ -162,9 +199,7 @@ def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured:
     """A machine dies for good; once its node object is deleted, the fold goes on elsewhere from its checkpoint."""
     live, facts = own
     name = live.submit("node-lost")
-    pods = [live.running_pod(name, fold) for fold in range(3)]
-    spec = node_spec(pods[1]["spec"]["nodeName"])
-    eventually("a checkpoint is there", lambda: live.step(name, 1, pods[1]["metadata"]["name"]) > CHECKPOINT_EVERY, 60)
+    spec = node_spec(hold(live, name, 1).pod["spec"]["nodeName"])
     node.lose(spec)
     try:
         lost = time.monotonic()

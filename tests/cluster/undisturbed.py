@@ -26,6 +26,7 @@ def run_undisturbed(live: Live, run: str = "undisturbed") -> Undisturbed:
     """Submits, sees three pods run at the same time, waits for the end."""
     started = time.monotonic()
     name = live.submit(run)
+    live.keep(name)
     seen: list[dict[str, Any]] = []
 
     def three_run() -> bool:
