@@ -38,6 +38,7 @@ TRACE_WARMUP = 3
 SAVES, BETWEEN = 7, 50  # checkpoints, and steps after each
 OPERATIONS = ("launch", "gemm", "copy", "zero")
 DATA = "synthetic:rows=40000"
+WIDTH = 140
 SHOWN = 24  # rows of a table on the screen; the JSON has all
 
 
@@ -228,8 +229,8 @@ def _operations(recipe: AlphaRL, steps: int, step_ms: float) -> dict[str, Any]:
 
 
 def _checkpoint(recipe: AlphaRL, step_ms: float) -> dict[str, float]:
-    """Checkpoints while training goes on. Stall: what the device's time line loses to the copy. Hand-over: what the host
-    does. Cost: how much later the next steps end than without, the background write beside them included."""
+    """Checkpoints while training goes on. Stall: what the device's time line loses to the copy. Hand-over: what the
+    host does. Cost: how much later the next steps end than without, the background write beside them included."""
     device, watch = recipe.device, recipe.device.stopwatch()
     stalls, handed, costs, writes = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="foxhunt-bench-") as folder:
@@ -394,10 +395,12 @@ def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> 
     hidden = len(rows) - SHOWN if len(rows) > SHOWN + 1 and "entry" not in columns else 0
     table = Table(title=title, title_justify="left", caption=f"{hidden} smaller ones in --json" if hidden else None)
     for i, name in enumerate(columns):
-        table.add_column(name.replace("_", " "), justify="left" if i == 0 or name == "entry" else "right")
+        left = i == 0 or name == "entry"
+        table.add_column(name.replace("_", " "), justify="left" if left else "right", no_wrap=left)
     for row in rows[: len(rows) - hidden]:
         table.add_row(*(_cell(name, row[name]) if name in row else "" for name in columns))
-    Console().print(table)
+    # A file or a pipe has no width of its own; names cut short would be no names.
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
 
 
 def _cell(name: str, value: Any) -> str:

@@ -76,7 +76,7 @@ def test_a_kernels_fault_is_a_bug_unless_the_driver_has_lost_the_card(status, ca
     [
         cuda(2),
         raised("OutOfMemoryError", "cupy.cuda.memory", MemoryError, text="Out of memory allocating 1,024 bytes"),
-        raised("cuBLASError", "nvmath.bindings.cublas", status=3, text="ALLOC_FAILED (3)"),
+        raised("cuBLASLtError", "nvmath.bindings.cublasLt", status=3, text="ALLOC_FAILED (3)"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -90,7 +90,7 @@ def test_out_of_memory(error, card):
 
 
 def test_cublas_says_little_so_cuda_is_asked(monkeypatch):
-    blas = raised("cuBLASError", "nvmath.bindings.cublas", status=13, text="EXECUTION_FAILED (13)")
+    blas = raised("cuBLASLtError", "nvmath.bindings.cublasLt", status=13, text="EXECUTION_FAILED (13)")
     assert "EXECUTION_FAILED" in str(faults.of_device_error(blas)) and faults.of_device_error(blas).exit_code == 1
     monkeypatch.setattr(faults, "_cause", lambda: cuda(214))
     assert faults.of_device_error(blas).exit_code == 75 and "ECC" in str(faults.of_device_error(blas))

@@ -30,17 +30,17 @@ class FakeCuda:
 
     def install(self, patch):
         patch.setattr(probe, "installed_wheels", lambda: self.wheels)
-        for name in ("cupy", "nvmath", "nvmath.bindings", "nvmath.bindings.cublas"):
+        for name in ("cupy", "nvmath", "nvmath.bindings", "nvmath.bindings.cublasLt"):
             patch.setitem(sys.modules, name, None)  # importing it fails
         if self.wheels:
             patch.setitem(sys.modules, "cupy", self._cupy())
         if self.nvmath:
-            bindings, cublas = ModuleType("nvmath.bindings"), ModuleType("nvmath.bindings.cublas")
+            bindings, cublas = ModuleType("nvmath.bindings"), ModuleType("nvmath.bindings.cublasLt")
             cublas.get_property = lambda kind: 13 if self.cublas else self._fail("libcublas.so.13: cannot open\nmore")
-            bindings.cublas = cublas
+            bindings.cublasLt = cublas
             for name, module in (("nvmath", ModuleType("nvmath")), ("nvmath.bindings", bindings)):
                 patch.setitem(sys.modules, name, module)
-            patch.setitem(sys.modules, "nvmath.bindings.cublas", cublas)
+            patch.setitem(sys.modules, "nvmath.bindings.cublasLt", cublas)
 
     def _cupy(self):
         cupy = ModuleType("cupy")
@@ -115,7 +115,7 @@ def test_nothing_wrong(why):
             "pip install 'foxhunt[gpu-cu12]'",
         ),
         ({"nvmath": False}, "nvmath-python", "pip install"),
-        ({"cublas": False}, "cuBLAS does not load (libcublas.so.13: cannot open)", "pip install"),
+        ({"cublas": False}, "cuBLASLt does not load (libcublas.so.13: cannot open)", "pip install"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -29,7 +29,7 @@ def of_device_error(error: BaseException, others: Mapping[int, int | None] | Non
     if not _of_cuda(error):
         return None
     status = getattr(error, "status", None)
-    blas = type(error).__name__ == "cuBLASError"
+    blas = type(error).__name__.startswith("cuBLAS")
     if blas and status != _CUBLAS_MEMORY and (cause := _cause()) is not None:
         return of_device_error(cause, others)
     card = _management()

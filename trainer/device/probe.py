@@ -1,6 +1,6 @@
 """Can a GPU be used here, and who else is on it? Answers in one line each, with what to do.
 
-The checks go from the outside in: wheels, driver, card, architecture, cuBLAS. The first that fails is the answer.
+The checks go from the outside in: wheels, driver, card, architecture, cuBLASLt. The first that fails is the answer.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _card(cupy: Any) -> str | None:
 
 
 def _libraries(cupy: Any) -> str | None:
-    """NVRTC and cuBLAS: libraries of their own, which a wheel for another CUDA version would not find."""
+    """NVRTC and cuBLASLt: libraries of their own, which a wheel for another CUDA version would not find."""
     driver = cupy.cuda.runtime.driverGetVersion()
     try:
         compiler = cupy.cuda.nvrtc.getVersion()
@@ -109,15 +109,15 @@ def _libraries(cupy: Any) -> str | None:
             f"update the driver{_other_wheel(driver, 'nvidia-cuda-nvrtc')}"
         )
     try:
-        from nvmath.bindings import cublas
+        from nvmath.bindings import cublasLt
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "nvmath"
         said = "nvmath-python is not installed" if missing else f"nvmath-python does not load ({first_line(error)})"
         return f"{said}; {INSTALL}"
     try:
-        cublas.get_property(0)
+        cublasLt.get_property(0)
     except Exception as error:
-        return f"cuBLAS does not load ({first_line(error)}); {INSTALL}"
+        return f"cuBLASLt does not load ({first_line(error)}); {INSTALL}"
     return None
 
 

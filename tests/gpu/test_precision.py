@@ -1,0 +1,97 @@
+"""TF32 on and off, and NumPy against CUDA over many steps: how far they may part, and by which measure."""
+
+import numpy as np
+import pytest
+
+from tests.recipes.test_alpha_rl import COLLECT, TINY
+from trainer.config import build_config, load_config
+from trainer.data.folds import FoldPlan, make_folds
+from trainer.data.market import synthetic_market
+from trainer.device import NumpyDevice
+from trainer.device.cuda import CudaDevice, why_unavailable
+from trainer.recipes.alpha_rl import AlphaRL
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
+
+STEPS = 1000
+BATCHES = 10  # recorded states from step STEPS on
+SAME_BATCH = 0.01  # l_q with TF32 against without, relative
+MEANS = 100  # steps of a mean by which free runs are compared
+SEEDS = (0, 1, 2)
+TRAJECTORY = 50  # steps
+TWICE = 2.0  # as far from float64 as NumPy's own float32, at most
+
+
+def world_of(cfg, rows):
+    market = synthetic_market(f"synthetic:rows={rows},signal=0.75")
+    return market, make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
+
+
+def small(seed=0):
+    """The profile `small` with a replay that is soon filled."""
+    return load_config("small", [f"learn.seed={seed}", "learn.per_capacity=16384"])
+
+
+def walk(recipe, steps):
+    """l_q of each of the next steps."""
+    found = []
+    for _ in range(steps):
+        recipe.step()
+        found.append(recipe.metrics()["l_q"])
+    return np.array(found)
+
+
+@pytest.mark.slow
+def test_l_q_with_tf32_and_without(capsys):
+    """On the same recorded batches they agree within 1 %. Two free runs part at the first sample that turns, so they
+    are compared by means of 100 steps, against how far seeds are apart."""
+    cfg = small()
+    world = world_of(cfg, 40_000)
+    on, off = (AlphaRL(CudaDevice(tf32=tf32), cfg, *world) for tf32 in (True, False))
+    free = walk(on, STEPS)
+    apart = []
+    for _ in range(BATCHES):
+        off.restore(on.snapshot())
+        ours, want = walk(on, 1)[0], walk(off, 1)[0]
+        apart.append(abs(ours - want) / want)
+    del on, off
+    exact = [walk(AlphaRL(CudaDevice(tf32=False), small(seed), *world), STEPS) for seed in SEEDS]
+
+    def means(values):
+        """Of the steps that learn, all of the same steps."""
+        return values[-MEANS * (STEPS // MEANS - 1) :].reshape(-1, MEANS).mean(axis=1)
+
+    level = np.array([means(values) for values in exact])
+    spread = level.max(axis=0) - level.min(axis=0)
+    distance = np.abs(means(free) - level[0])
+    with capsys.disabled():
+        print(f"\n  l_q, TF32 against float32, same batches from step {STEPS}: {max(apart):.2e} apart at most")
+        print(f"  free runs, means of {MEANS} steps: {distance.max():.3f} apart at most (seeds: {spread.max():.3f})")
+    assert max(apart) < SAME_BATCH
+    assert distance.mean() <= spread.mean()
+
+
+def test_fifty_free_steps_stay_as_near_to_float64_as_numpys_float32(capsys):
+    """Nothing is corrected on the way. A draw on the edge of two samples parts any two precisions, so the measure is
+    what rounding does to NumPy itself; before learning starts there is nothing to part."""
+    cfg = build_config(TINY)
+    world = world_of(cfg, 4000)
+    gpu = AlphaRL(CudaDevice(tf32=False), cfg, *world)
+    single, double = AlphaRL(NumpyDevice(), cfg, *world), AlphaRL(NumpyDevice(), cfg, *world, real=np.float64)
+    start = np.array(double.store["opt.param"])
+    ours, own = [], []
+    for step in range(COLLECT + TRAJECTORY):
+        for recipe in (gpu, single, double):
+            recipe.step()
+        if step < COLLECT:
+            for name in ("env.row", "env.position", "env.cash", "acting.action"):
+                assert (gpu.device.to_host(gpu.store[name]) == double.store[name]).all(), (step, name)
+            continue
+        travelled = np.linalg.norm(double.store["opt.param"] - start)
+        for found, recipe in ((ours, gpu), (own, single)):
+            param = recipe.device.to_host(recipe.store["opt.param"])
+            found.append(float(np.linalg.norm(param - double.store["opt.param"]) / travelled))
+    with capsys.disabled():
+        print(f"\n  {TRAJECTORY} free steps, distance from float64 over distance travelled: ", end="")
+        print(f"CUDA {np.median(ours):.3f} (end {ours[-1]:.3f}), NumPy float32 {np.median(own):.3f} ({own[-1]:.3f})")
+    assert np.median(ours) <= TWICE * np.median(own) and ours[-1] <= TWICE * own[-1]
