@@ -296,6 +296,7 @@ def _judge(
     param: Any,
     weights: str,
 ) -> FoldResult:
+    from trainer.data.precompute import cleaning_line
     from trainer.learn.ledger import read_attempts
     from trainer.learn.metrics import read_metrics
     from trainer.results import fold_result as fr
@@ -322,6 +323,9 @@ def _judge(
             tick_size=float(market.meta.tick_size),
             multiplier=market.meta.multiplier,
             sampling=market.meta.sampling,
+            counts=market.meta.counts,
+            cleaning=cleaning_line(market.meta),
+            notes=tuple(market.meta.notes),
         ),
         training=fr.Training(
             steps=int(lines[-1]["step"]) if lines else cfg.run.n_steps,

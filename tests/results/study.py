@@ -130,7 +130,15 @@ def make_result(run: EvalRun, cfg: EvalConfig | None = None, trials: int = 4, **
             test_ts=(first, last),
             purge_rows=180,
         ),
-        market=Market(symbol="SYNTH", tick_size=0.25, multiplier=50.0, sampling="1 s"),
+        market=Market(
+            symbol="SYNTH",
+            tick_size=0.25,
+            multiplier=50.0,
+            sampling="1 s",
+            counts={"records": 68_792},
+            cleaning="dropped pre-open=925",
+            notes=("a spread is assumed",),
+        ),
         training=Training(
             **{"steps": 1500, "gpu_seconds": 0.0, "interrupted_seconds": 12.5, "attempts": 2, "device": "cpu"}
             | training

@@ -146,6 +146,14 @@ def test_imbalance_is_beside_the_verdict_and_no_criterion(good):
     assert "no comparison" in imbalance_line(judge(study(good, worst=none), CFG, FOLDS))
 
 
+def test_an_agent_that_made_no_trade_is_not_said_to_beat_anything(good):
+    idle = altered(good, trades=0, wins=0, wr=None, net_ticks=0.0)
+    rule = good.baselines["imbalance"].model_copy(update={"net_ticks": -10.0})
+    idle = idle.model_copy(update={"baselines": {**idle.baselines, "imbalance": rule}})
+    said = imbalance_line(judge({f: idle for f in FOLDS}, CFG, FOLDS))
+    assert said == "The agent made no trade; the imbalance rule made -30 net ticks on the same windows."
+
+
 def printed(verdict, terminal):
     console = Console(force_terminal=terminal, width=150, record=True, file=open("/dev/null", "w"))
     print_verdict(verdict, console)

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.results.study import write_study
+from tests.results.study import metric_lines, write_study
 from trainer.config import load_config
 from trainer.results import charts, report
 from trainer.results.fold_result import read_fold_result, write_fold_result
@@ -95,6 +95,8 @@ def test_the_verdict_comes_first_and_every_figure_is_there(folder, html):
             assert figure in words
         for lane in r.baselines.values():
             assert number(lane.net_ticks) in words
+    for said in ("68,792 records, dropped pre-open=925", "a spread is assumed"):
+        assert said in words
     for said in ("interrupted", "75", "cpu-b", "win rate (wr)", "hold_pct", "not annualised", "deflated Sharpe"):
         assert said in words
 
@@ -212,6 +214,50 @@ def test_long_curves_keep_their_extremes_and_stay_small():
     assert len(kept) <= 402 and kept[0] == 0 and kept[-1] == len(y) - 1 and np.all(np.diff(kept) > 0)
     assert y[kept].max() == y.max() and y[kept].min() == y.min()
     assert charts.keep_extremes(y[:50], 400).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("points", [4, 400])
+def test_a_level_stretch_needs_its_ends_only(points):
+    y = np.array([3, 3, 3, 3, 5, 5, 5, 2, 2, 2, 2, 2.0])
+    kept = charts.keep_extremes(y, points)
+    assert np.all(np.diff(y[kept], 2) != 0) or len(kept) < 7
+    if points > len(y):
+        assert kept.tolist() == [0, 3, 4, 6, 7, 11]
+    assert charts.keep_extremes(np.full(100, 7.0), points).tolist() == [0, 99]
+    assert charts.keep_extremes(np.zeros(0), points).tolist() == [] and len(charts.keep_extremes(y[:1], points)) == 1
+
+
+def curve_of(end, n=40):
+    """A curve that runs from 0 to `end` ticks."""
+    ts = 1_703_545_200_000_000_000 + np.arange(n, dtype=np.int64) * 60 * 10**9
+    equity = np.linspace(0, end * 1000, n).astype(np.int64)
+    return pl.DataFrame({"ts": ts, "equity": equity, "gross": equity})
+
+
+@pytest.mark.parametrize("end", [-3, -900, -12_000, -250_000, -3_000_000, 4_000_000])
+def test_the_axis_label_stands_clear_of_the_edge_and_of_the_tick_labels(end):
+    svg = charts.equity_chart(curve_of(end), 0)
+    label = float(re.search(r'x="([\d.-]+)" y="[\d.-]+" transform="rotate\(-90[^>]*>ticks', svg)[1])
+    ticks = [(float(x), text) for x, text in re.findall(r'text-anchor: end[^>]*x="([\d.]+)"[^>]*>([^<]*)', svg)]
+    assert label >= 8, "the letters reach 7 points to the left of their baseline"
+    for x, text in ticks:
+        assert x - 5.2 * len(text) > label, text
+
+
+def test_a_page_of_very_many_folds_stays_small():
+    """Base and curves of every picture, at the widest: curves that go up and down at each point."""
+    folds = 60
+    noise = np.random.default_rng(0)
+    curve = curve_of(0, 4000).with_columns(
+        **{
+            name: pl.Series(noise.normal(0, 1e6, 4000).cumsum().astype(np.int64))
+            for name in ("equity", "gross", "baseline_imbalance", "baseline_buy_and_hold", "baseline_random")
+        }
+    )
+    equity = len(charts.equity_chart(curve, 0, report.curve_points(folds)))
+    lines = {f: metric_lines(1500, 50, f) for f in range(folds)}
+    names = [*charts.TRAINING, *((name, name) for name in charts.CONTROLLERS)]
+    assert folds * equity + len(charts.metrics_chart(lines, names, "curves")) < 1_400_000
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 45, 200, 1000, 7000, 2e5, 2e6, 1e8])

@@ -67,6 +67,9 @@ class Market(_Frozen):
     tick_size: float
     multiplier: float = 1.0
     sampling: str = ""
+    counts: dict[str, int] = {}  # records, states, trades read
+    cleaning: str = ""  # rows that each cleaning rule dropped
+    notes: tuple[str, ...] = ()  # what was assumed in reading the files
 
 
 class Training(_Frozen):

@@ -195,6 +195,8 @@ def imbalance_line(verdict: Verdict) -> str:
     net, rule = verdict.pooled_net_ticks.value, verdict.imbalance_net_ticks
     if verdict.beats_imbalance is None or net is None or rule is None:
         return "Imbalance rule: not run on every fold, so there is no comparison."
+    if not verdict.pooled_trades:
+        return f"The agent made no trade; the imbalance rule made {rule:,.0f} net ticks on the same windows."
     word = "beat" if verdict.beats_imbalance else "did not beat"
     return f"The agent {word} the imbalance rule: {net:,.0f} against {rule:,.0f} net ticks on the same windows."
 

@@ -27,7 +27,7 @@ from trainer.results.gate import Verdict, imbalance_line, judge, verdict_line, v
 
 REPORT_HTML, REPORT_JSON = "report.html", "report.json"
 ACTION_PANELS = 12  # more folds than this: a table
-CURVE_POINTS = 400  # a curve, 12 folds or fewer; more folds share what that makes
+CURVE_POINTS = 400  # a curve, 6 folds or fewer; more folds share what that makes, so that the page stays below 2 MB
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def pictures(study: Study) -> dict[str, Any]:
     from markupsafe import Markup
 
     found = study.found
-    points = min(CURVE_POINTS, max(40, 12 * CURVE_POINTS // max(len(found), 1)))
+    points = curve_points(len(found))
     equity = {}
     for fold in found:
         curve = read_frame(fold_folder(study.folder, fold) / CURVE)
@@ -128,6 +128,11 @@ def pictures(study: Study) -> dict[str, Any]:
         "controllers": Markup(charts.metrics_chart(study.metrics, controllers, "Controller outputs of each fold")),
         "actions": Markup(charts.action_chart(found)) if 0 < len(found) <= ACTION_PANELS else "",
     }
+
+
+def curve_points(folds: int) -> int:
+    """Points of each equity curve on a page of so many folds."""
+    return min(CURVE_POINTS, max(24, 6 * CURVE_POINTS // max(folds, 1)))
 
 
 def config_rows(config: StudyConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:
