@@ -1,6 +1,7 @@
 """`python -m trainer bench`: its figures are those of real steps, and nothing stays patched afterwards."""
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 
 from tests.recipes.test_alpha_rl import TINY
 from trainer import __main__, bench
-from trainer.config import build_config
-from trainer.device import NumpyDevice
+from trainer.config import build_config, load_config
+from trainer.device import NumpyDevice, source
 from trainer.device.timing import Stopwatch
 
 STEPS = 17
@@ -146,9 +147,28 @@ def test_json_and_table_show_the_same(figures, cfg, monkeypatch, capsys):
     assert "start.warm.first_captured_step_s" in shown
 
 
-def test_kernels_without_a_compiler_is_one_line_with_exit_2(monkeypatch, capsys):
-    import sys
+def test_what_a_seed_size_step_launches_is_known_without_running_it():
+    found = bench.launches(load_config("seed"))
+    kernels = {kernel for kernel, _ in found}
+    assert {"mamba2_mixer_bwd", "env_step", "gae", "eval_record"} <= kernels
+    assert found["env_step", "env_step"]["grid"] == str(1024 // int(found["env_step", "env_step"]["block"]))
+    assert found["mamba2_mixer_bwd", "mamba2_mixer_bwd"]["dynamic"] > 48 << 10  # more than a block gets without asking
 
+
+def test_kernels_table_joins_what_is_compiled_and_what_is_launched(monkeypatch, capsys):
+    rows = [source.Resources("gae", "gae", 56, 0, 0, 0, 256), source.Resources("unused", "unused", 8, 0, 0, 0, 0)]
+    monkeypatch.setattr(source, "require_compiler", lambda: None)
+    monkeypatch.setattr(source, "all_kernels", lambda: rows)
+    monkeypatch.setattr(source, "resources", lambda row, arch: [row])
+    assert __main__.main(["bench", "--kernels", "--json"]) == 0
+    used, unused = json.loads(capsys.readouterr().out)
+    assert (used["registers"], used["shared"]) == (56, 256) and "grid" in used and "grid" not in unused
+    assert __main__.main(["bench", "--kernels", "--arch", "sm_80"]) == 0
+    shown = capsys.readouterr().out
+    assert "kernels for sm_80, launched as by cpu-demo" in shown and used["block"] in shown
+
+
+def test_kernels_without_a_compiler_is_one_line_with_exit_2(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert __main__.main(["bench", "--kernels"]) == 2
     said = capsys.readouterr().err

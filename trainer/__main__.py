@@ -17,7 +17,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import TYPE_CHECKING, Annotated, Any  # noqa: E402
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn  # noqa: E402
 
 import typer  # noqa: E402
 
@@ -322,10 +322,11 @@ def bench(
     """
     from trainer import bench as run
 
+    cfg = _config(config, set_, *_device(device, tf32))
     if kernels:
-        run.bench_kernels(arch, json_)
+        run.bench_kernels(cfg, arch, json_)
     else:
-        run.bench(_config(config, set_, *_device(device, tf32)), steps, json_, cold)
+        run.bench(cfg, steps, json_, cold)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -398,5 +399,15 @@ def _usage(error: Exception) -> int:
     return 2
 
 
+def leave(code: int) -> NoReturn:
+    """Ends the process. After a fault of the GPU without destructors: each would tell that it can't free its part."""
+    faults = sys.modules.get("trainer.device.faults")
+    if faults is not None and faults.card_is_gone:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

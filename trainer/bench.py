@@ -22,10 +22,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from kernels.spec import Kernel
 from trainer.config import StudyConfig
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
-from trainer.device import Region, Store, open_device
+from trainer.device import NumpyDevice, Region, Store, open_device
 from trainer.device.base import Device
 from trainer.device.memory import by_arena
 from trainer.errors import FoxhuntError
@@ -38,15 +39,16 @@ TRACE_WARMUP = 3
 SAVES, BETWEEN = 7, 50  # checkpoints, and steps after each
 OPERATIONS = ("launch", "gemm", "copy", "zero")
 DATA = "synthetic:rows=40000"
+WRITTEN = 1 << 20  # bytes of the largest array that a dry run fills
 WIDTH = 140
 SHOWN = 24  # rows of a table on the screen; the JSON has all
 
 
-def make_recipe(cfg: StudyConfig) -> AlphaRL:
-    """The recipe on the synthetic market, not yet stepped."""
+def make_recipe(cfg: StudyConfig, device: Device | None = None) -> AlphaRL:
+    """The recipe on the synthetic market, not yet stepped; on the device that the settings name if none is given."""
     market = synthetic_market(DATA)
     fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
-    return AlphaRL(open_device(cfg.run.device, cfg.run.tf32), cfg, market, fold)
+    return AlphaRL(device or open_device(cfg.run.device, cfg.run.tf32), cfg, market, fold)
 
 
 def warm_up(recipe: AlphaRL, steps: int = WARMUP) -> None:
@@ -301,8 +303,55 @@ def tell_start() -> None:
 # -- kernels as the compiler sees them --
 
 
-def kernel_resources(arch: str) -> list[dict[str, Any]]:
-    """Registers, stack, spills and static shared memory of every CUDA function, compiled for `arch` ("sm_90").
+class DryDevice(NumpyDevice):
+    """Runs nothing: it notes what would be launched. `launches`: (kernel, entry) -> grid, block and dynamic shared
+    memory, of the launch that takes the most of it."""
+
+    name = "dry"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def fill(self, array: Any, value: Any) -> None:
+        if array.nbytes <= WRITTEN:  # what is never written takes no memory, and the host reads small arrays only
+            super().fill(array, value)
+
+    def launch(self, kernel: Kernel, *values: Any) -> None:
+        from trainer.device.cuda import phases
+
+        sizes = kernel.bind(values)
+        scalars = {arg.name: value for arg, value in zip(kernel.args, values) if arg.role == "scalar"}
+        for entry, grid, block, shared in phases(kernel, sizes, scalars):
+            known = self.launches.get((kernel.name, entry))
+            if known is None or shared > known["dynamic"]:
+                shape = ["x".join(map(str, sides)) for sides in (grid, block)]
+                self.launches[kernel.name, entry] = {"dynamic": shared, "grid": shape[0], "block": shape[1]}
+
+    def gemm(self, *values: Any, **options: Any) -> None:
+        pass
+
+    def copy(self, dst: Any, src: Any) -> None:
+        pass
+
+    def zero(self, array: Any) -> None:
+        pass
+
+
+def launches(cfg: StudyConfig) -> dict[tuple[str, str], dict[str, Any]]:
+    """What each CUDA function of a training and a validation step is launched with. Needs no GPU and little memory."""
+    device = DryDevice()
+    recipe = make_recipe(cfg, device)
+    device.launches.clear()  # what making it launched
+    owners = [recipe, *([recipe.validator] if recipe.validator else [])]
+    for region in (value for owner in owners for value in vars(owner).values() if isinstance(value, Region)):
+        region.body()
+    return device.launches
+
+
+def kernel_resources(cfg: StudyConfig, arch: str) -> list[dict[str, Any]]:
+    """Registers, stack, spills and shared memory of every CUDA function, compiled for `arch` ("sm_90"), and what it is
+    launched with under these settings.
 
     Needs cupy and NVRTC, no GPU. Raises UsageError without them.
     """
@@ -312,9 +361,10 @@ def kernel_resources(arch: str) -> list[dict[str, Any]]:
     from trainer.device import source
 
     source.require_compiler()
+    launched = launches(cfg)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # NVRTC compiles without the interpreter's lock
         found = pool.map(lambda kernel: source.resources(kernel, arch), source.all_kernels())
-        return [asdict(row) for rows in found for row in rows]
+        return [asdict(row) | launched.get((row.kernel, row.entry), {}) for rows in found for row in rows]
 
 
 # -- the command --
@@ -325,13 +375,14 @@ def bench(cfg: StudyConfig, steps: int, as_json: bool, cold: bool = False) -> No
     print(json.dumps(figures)) if as_json else show(figures)
 
 
-def bench_kernels(arch: str, as_json: bool) -> None:
-    rows = kernel_resources(arch)
+def bench_kernels(cfg: StudyConfig, arch: str, as_json: bool) -> None:
+    rows = kernel_resources(cfg, arch)
     if as_json:
         print(json.dumps(rows))
         return
-    columns = ("kernel", "entry", "registers", "stack", "spill_stores", "spill_loads", "shared")
-    _table(f"kernels compiled for {arch} (bytes a thread; shared: bytes a block)", columns, rows)
+    compiled, launched = ("registers", "stack", "spill_stores", "spill_loads", "shared"), ("dynamic", "grid", "block")
+    title = f"kernels for {arch}, launched as by {cfg.profile}; stack and spills: bytes a thread, shared: bytes a block"
+    _table(title, ("kernel", "entry", *compiled, *launched), rows)
 
 
 def show(figures: dict[str, Any]) -> None:
