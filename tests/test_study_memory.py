@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from tests.recipes.test_alpha_rl import TINY
 from trainer import study
@@ -50,3 +51,16 @@ def test_without_sizes_there_is_nothing_to_say():
         meta = SimpleNamespace(sampling="1s")
 
     assert study.too_many_rows(DeviceMemory("out"), Rows(range(10))) is None
+
+
+def test_a_run_says_what_it_takes():
+    cfg, market = build_config(TINY), synthetic_market("synthetic:rows=4000")
+    fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
+    device = NumpyDevice()
+    device.memory = lambda: {"arrays": 5 << 20}
+    with structlog.testing.capture_logs() as lines:
+        recipe = study._build(device, cfg, market, fold)
+    (line,) = lines
+    largest, size = next(iter(recipe.arenas().items()))
+    assert line["event"] == "memory" and line["arenas"].startswith(f"{largest} {size / 2**20:,.0f} MiB")
+    assert line["arrays"] == "5 MiB" and recipe.metrics()["device_arrays_mib"] == 5

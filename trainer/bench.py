@@ -26,9 +26,8 @@ from kernels.spec import Kernel
 from trainer.config import StudyConfig
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
-from trainer.device import NumpyDevice, Region, Store, open_device
+from trainer.device import NumpyDevice, Region, open_device
 from trainer.device.base import Device
-from trainer.device.memory import by_arena
 from trainer.errors import FoxhuntError
 from trainer.learn.checkpoint import CheckpointWriter, list_checkpoints
 from trainer.recipes.alpha_rl import AlphaRL
@@ -264,11 +263,9 @@ def _checkpoint(recipe: AlphaRL, step_ms: float) -> dict[str, float]:
 
 def _memory(recipe: AlphaRL) -> dict[str, Any]:
     """MiB: peak of the host process, of the device by what it is, and of the run's arrays by arena."""
-    stores: list[Store] = [recipe.store, *([recipe.validator.store] if recipe.validator else [])]
-    sizes = {name: array.nbytes for store in stores for name, array in store.arrays.items()}
     found: dict[str, Any] = {"host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     found |= {name: size / 2**20 for name, size in recipe.device.memory().items()}
-    return found | {"arenas": {name: size / 2**20 for name, size in by_arena(sizes).items()}}
+    return found | {"arenas": {name: size / 2**20 for name, size in recipe.arenas().items()}}
 
 
 def start(cfg: StudyConfig, **environment: str) -> dict[str, float]:

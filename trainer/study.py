@@ -209,12 +209,15 @@ def train(
 
 
 def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold) -> AlphaRL:
+    from trainer.device.memory import listed, mib
     from trainer.recipes.alpha_rl import AlphaRL
 
     try:
-        return AlphaRL(device, cfg, market, fold)
+        recipe = AlphaRL(device, cfg, market, fold)
     except DeviceMemory as error:
         raise too_many_rows(error, market) or error from None
+    log.info("memory", arenas=listed(recipe.arenas()), **{name: mib(size) for name, size in device.memory().items()})
+    return recipe
 
 
 def too_many_rows(error: DeviceMemory, market: Market) -> DeviceMemory | None:

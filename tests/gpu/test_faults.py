@@ -74,6 +74,21 @@ def test_a_nan_in_a_weight_stops_the_run_and_keeps_the_last_good_checkpoint(worl
     assert all(np.isfinite(last.arrays[f"opt.{name}"]).all() for name in ("param", "target", "m", "v"))
 
 
+def test_the_flag_of_a_bad_gradient_is_read_without_waiting_for_the_step(world):
+    """While the device is held, a step and a look at the step before return, and the step is still to come."""
+    recipe = AlphaRL(CudaDevice(), *world)
+    for _ in range(COLLECT + 5):
+        recipe.step()
+    watch = recipe.device.stopwatch()
+    with watch.held():
+        recipe.step()
+        after = watch.mark()
+        assert not recipe.went_bad(1) and recipe.metrics(1)["l_q"] > 0
+        assert not after.done
+    recipe.device.synchronize()
+    assert after.done
+
+
 # -- errors of CUDA, each in a process of its own: such an error ends the use of the card for good --
 
 BROKEN = """

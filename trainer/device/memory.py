@@ -42,7 +42,7 @@ def require_room(sizes: Mapping[str, int], free: int) -> None:
     need = sum(arenas.values())
     if need > free - RESERVE:
         raise DeviceMemory(
-            f"GPU memory: {mib(need)} are needed ({_listed(arenas)}), and {mib(max(free - RESERVE, 0))} are free; "
+            f"GPU memory: {mib(need)} are needed ({listed(arenas)}), and {mib(max(free - RESERVE, 0))} are free; "
             f"take {smaller(arenas)}",
             arenas,
             free - RESERVE,
@@ -55,7 +55,8 @@ def smaller(arenas: Mapping[str, int]) -> str:
     return next(known, "a smaller env.n_backtests or net.d_model") + ", or a card with more memory"
 
 
-def _listed(arenas: Mapping[str, int]) -> str:
+def listed(arenas: Mapping[str, int]) -> str:
+    """The largest arenas with their sizes, and the rest as one."""
     first = [f"{name} {mib(size)}" for name, size in list(arenas.items())[:SHOWN]]
     rest = sum(list(arenas.values())[SHOWN:])
     return ", ".join([*first, f"others {mib(rest)}"] if rest else first)

@@ -23,6 +23,7 @@ from trainer.config import StudyConfig
 # stage 1: the fold's rows
 from trainer.data.folds import Fold
 from trainer.device import Device, Field, allocate
+from trainer.device.memory import by_arena
 
 # stage 2: the environment
 from trainer.env.environment import Environment, env_fields, start_rows
@@ -144,7 +145,13 @@ class AlphaRL:
     def metrics(self, lag: int = 0) -> dict[str, float]:
         """Figures of the newest step (waits for it), or with `lag` 1 of the one before."""
         bus = self._reading("isv", lag)
-        return {name: float(f"{bus[SLOTS[name]]:.6g}") for name in (*METRICS, *OUTPUTS, *SIGNALS)}
+        own = {f"device_{name}_mib": round(size / 2**20, 1) for name, size in self.device.memory().items()}
+        return {name: float(f"{bus[SLOTS[name]]:.6g}") for name in (*METRICS, *OUTPUTS, *SIGNALS)} | own
+
+    def arenas(self) -> dict[str, int]:
+        """Bytes of each arena of training and validation, largest first."""
+        stores = [self.store, *([self.validator.store] if self.validator else [])]
+        return by_arena({name: array.nbytes for store in stores for name, array in store.arrays.items()})
 
     def went_bad(self, lag: int = 0) -> bool:
         """Whether a gradient was not finite up to the newest step, or with `lag` 1 up to the one before."""
