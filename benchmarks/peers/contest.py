@@ -6,6 +6,7 @@ one runs, the others wait for a message. All start from the same state: foxhunt'
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import statistics
@@ -261,11 +262,14 @@ def _figures(everyone: list[Contestant]) -> dict[str, Any]:
 
 
 def disagreements(result: dict[str, Any]) -> list[str]:
-    """Losses and parameter counts on which a peer and foxhunt differ by more than the tolerance."""
+    """Losses and parameter counts on which a peer and foxhunt differ by more than the tolerance; runs gone astray."""
     ours, out = result["contestants"]["foxhunt"], []
     for kind, figures in result["contestants"].items():
         if figures.get("parameters") not in (None, ours["parameters"]):
             out.append(f"{kind}: {figures['parameters']} parameters, foxhunt {ours['parameters']}")
+        astray = [name for name, value in (figures.get("end") or {}).items() if not math.isfinite(value)]
+        if astray:
+            out.append(f"{kind}: {', '.join(astray)} not finite after the timed steps: its rate counts for nothing")
         for name, value in figures.get("losses", {}).items():
             want = ours["losses"][name]
             if abs(value - want) > TOLERANCE[result["tf32"]] * abs(want) + FLOOR:

@@ -17,8 +17,10 @@ MASKED = -1e30  # logit of an invalid action: its probability is exactly 0, and 
 def act(xp: Any, cfg: LearnConfig, out: Any, mask: Any, uniform: Any) -> State:
     """action, log_mu, value [B] from the head output [B, W]; uniform [B] in [0, 1)."""
     mu = _mixture(xp, cfg, _log_pi(xp, out, mask), mask)
-    running = xp.cumsum(mu, 1)
-    action = xp.sum(xp.cast(running <= uniform[:, None] * running[:, -1:], "int32"), 1)
+    # A parallel sum may fall by a rounding where an action has no mass, so only valid actions are looked at.
+    running = xp.where(mask != 0, xp.cumsum(mu, 1), 0.0)
+    above = running > (uniform * xp.amax(running, 1))[:, None]
+    action = xp.argmax(xp.cast(above, "int32"), 1)
     return {"action": action, "log_mu": xp.log(xp.pick(mu, action)), "value": out[:, VALUE.start]}
 
 

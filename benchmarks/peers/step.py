@@ -1,7 +1,7 @@
 """The step of the peers in pieces, and the state they work on: what the drivers put together and compile.
 
-    choose    windows -> acting network -> draw of the actions
-    collect   environment -> staging
+    choose    windows -> acting network -> draw of the actions; what was seen -> staging
+    collect   environment; what was earned -> staging
     prepare   PER draw, served rows, windows, both networks at s' -> the batch with its Q target
     loss      online network over the joint batch -> total, figures, priorities
 
@@ -61,20 +61,24 @@ def state_of(cfg: StudyConfig, arrays: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 def choose(xp: Any, cfg: StudyConfig, s: State, params: Params, uniform: Any) -> State:
-    """The acting pass: h [B, H], action, log_mu, value [B]; uniform [B] float32 in [0, 1)."""
+    """The acting pass: h [B, H], action, log_mu, value [B]; uniform [B] float32 in [0, 1).
+
+    What was seen goes into staging here, and not in the piece that changes it: torch.compile writes a copy of one
+    changed array into another after the change.
+    """
+    for name in ("row", "private", "mask"):
+        xp.assign(s, f"staging.{name}", s[f"env.{name}"])
+    xp.assign(s, "staging.h_prev", s["policy.h"])
     x, ts = memory.windows(xp, cfg, s, s["env.row"])
     h, out = forward(xp, params, cfg.net, x, s["env.private"], s["policy.h"], ts)
     return {**losses.act(xp, cfg.learn, out, s["env.mask"], uniform), "h": h}
 
 
 def collect(xp: Any, cfg: StudyConfig, s: State, chosen: State, uniform: Any) -> None:
-    """One transition of all backtests, into staging; uniform [B] float64 in [0, 1): starts of new episodes."""
+    """One transition of all backtests; uniform [B] float64 in [0, 1): starts of new episodes."""
     starts = s["env.starts"]
     start = xp.take(starts, xp.cast(xp.floor(uniform * starts.shape[0]), "int32"))
     new = env_step(xp, cfg, s, chosen["action"], start)
-    for name in ("row", "private", "mask"):
-        xp.assign(s, f"staging.{name}", s[f"env.{name}"])
-    xp.assign(s, "staging.h_prev", s["policy.h"])
     for name in ("action", "log_mu", "value"):
         xp.assign(s, f"staging.{name}", chosen[name])
     for name in ("reward", "valid", "done"):

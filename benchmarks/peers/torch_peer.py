@@ -215,17 +215,20 @@ class TorchPeer:
     # -- what the contest asks --
     def losses(self, slots: np.ndarray, index: np.ndarray) -> dict[str, float]:
         """Figures of the losses on one given batch, by bus name, eagerly; nothing changes."""
+        self.synchronize()
         at, of = (self._tensor(x) for x in (slots, index))
         with torch.no_grad():
             batch = step.prepare(xp, self.cfg, self.s, self.param, self.target, at, of)
             return {name: float(x) for name, x in step.loss(xp, self.cfg, self.s, self.param, batch)[1].items()}
 
     def step_with(self, draws: tuple[np.ndarray, ...]) -> None:
-        """One eager step with given draws in [0, 1): acting [B], episode starts [B], replay [M]."""
+        """One step, not captured, with given draws in [0, 1): acting [B], episode starts [B], replay [M]."""
+        self.synchronize()
         self.advance([self._tensor(np.asarray(x, np.float64)) for x in draws])
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The state on the host, weights and moments as foxhunt's arenas."""
+        self.synchronize()
         state = self.optimizer.state
         kinds = {"param": self.param, "target": self.target}
         kinds |= {
@@ -251,6 +254,7 @@ class TorchPeer:
         return sum(p.numel() for p in self.param.values())
 
     def metrics(self) -> dict[str, float]:
+        self.synchronize()
         return step.bus.metrics(_host(self.s["bus.metrics"]))
 
 

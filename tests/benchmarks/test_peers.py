@@ -29,10 +29,20 @@ TINY = {
 STEPS = 45  # into the third rollout; learning starts with the second
 TOLERANCE = 1e-5
 PLAIN_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+NO_TORCH = importlib.util.find_spec("torch") is None
+
+
+def no_cuda() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
 PEERS = [
     "jax",
+    pytest.param("torch", marks=pytest.mark.skipif(NO_TORCH, reason="torch is not installed")),
     pytest.param(
-        "torch", marks=pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+        "torch compiled", marks=[pytest.mark.gpu, pytest.mark.skipif(NO_TORCH or no_cuda(), reason="torch sees no GPU")]
     ),
 ]
 
@@ -95,7 +105,8 @@ def make(name: str, foxhunt, arrays=None):
         return JaxPeer(foxhunt.cfg, arrays, tf32=False, options=PLAIN_COMPILE)
     from benchmarks.peers.torch_peer import TorchPeer
 
-    return TorchPeer(foxhunt.cfg, arrays, "cpu", tf32=False)
+    device, mode = ("cuda", "default") if name == "torch compiled" else ("cpu", None)
+    return TorchPeer(foxhunt.cfg, arrays, device, tf32=False, mode=mode)
 
 
 @pytest.fixture(scope="module", params=PEERS)
