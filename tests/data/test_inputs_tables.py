@@ -267,6 +267,23 @@ def test_prices_are_exact_ticks_and_the_tick_is_their_divisor(tick, ticks):
         assert Decimal(guess.text) == divisor * Decimal(tick)
 
 
+@pytest.mark.parametrize(
+    ("prices", "tick"),
+    [
+        ([2.2e-7, 2.4e-7, 2.8e-7], "0.00000002"),  # coins quoted in bitcoin
+        ([1e-9], "0.000000001"),
+        ([1.0000001, 1.0000002], "0.0000001"),  # near a whole number, and not one
+        ([100.0000005, 99.5], "0.0000005"),
+        ([0.1 + 0.2, 0.7 * 3], "0.3"),  # noise of a computed price
+        ([15_000_000.0, 15_000_005.0 * (1 + 2e-16)], "5"),
+    ],
+)
+def test_a_tick_is_told_from_noise(prices, tick):
+    guess = TickGuess()
+    guess.add(np.array(prices))
+    assert guess.text == tick
+
+
 # -- bad input --
 
 

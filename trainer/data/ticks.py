@@ -50,8 +50,10 @@ class TickGuess:
         for places in range(_PLACES + 1):
             scaled = prices * 10.0**places
             whole = np.rint(scaled)
-            # a float64 of this size carries no finer digit than 2 ulp
-            if (np.abs(scaled - whole) <= np.maximum(1e-6, 4.5e-16 * np.abs(scaled))).all():
+            # What is below a tenth of the last decimal is noise, and so is what no int32 tick could be: a legal tick is
+            # at least 4.6e-10 of its price.
+            noise = np.maximum(min(1e-6, 10.0 ** (places - _PLACES - 1)), 1e-12 * np.abs(scaled))
+            if (np.abs(scaled - whole) <= noise).all():
                 break
         self.prices += len(prices)
         unit = 10 ** (_PLACES - places)
