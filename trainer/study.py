@@ -9,7 +9,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -212,12 +213,18 @@ def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold) -> Alph
     from trainer.device.memory import listed, mib
     from trainer.recipes.alpha_rl import AlphaRL
 
-    try:
+    with _room_for(market):
         recipe = AlphaRL(device, cfg, market, fold)
-    except DeviceMemory as error:
-        raise too_many_rows(error, market) or error from None
     log.info("memory", arenas=listed(recipe.arenas()), **{name: mib(size) for name, size in device.memory().items()})
     return recipe
+
+
+@contextmanager
+def _room_for(market: Market) -> Iterator[None]:
+    try:
+        yield
+    except DeviceMemory as error:
+        raise too_many_rows(error, market) or error from None
 
 
 def too_many_rows(error: DeviceMemory, market: Market) -> DeviceMemory | None:
@@ -270,7 +277,8 @@ def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
     weights = found.arrays[name]
     param = device.empty(weights.shape, weights.dtype)
     device.fill(param, weights)
-    store = market_store(device, market, cfg, chosen)
+    with _room_for(market):
+        store = market_store(device, market, cfg, chosen)
     return _judge(place, cfg, study, market, chosen, device, store, param, name)
 
 

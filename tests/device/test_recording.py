@@ -127,3 +127,13 @@ def test_launch_refuses_views_types_and_shapes():
     ]:
         with pytest.raises((TypeError, ValueError), match=words):
             device.launch(PUSH, *bad)
+
+
+def test_products_and_copies_refuse_views():
+    device, a, out = NumpyDevice(), np.ones((4, 4)), np.empty((4, 4))
+    device.gemm(a[:2], a, out[:2])  # rows are whole
+    for values in ((a[:, ::2], a[:2], out), (a, a.T[:, :4], out), (a, a, np.empty((4, 8))[:, ::2])):
+        with pytest.raises(ValueError, match="C-contiguous"):
+            device.gemm(*values)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        device.copy(out[:, 0], a[:, 0])

@@ -217,6 +217,14 @@ def test_scalars_are_cast_as_the_table_says_whatever_the_caller_gives(device, ma
         assert device.to_host(out).tolist() == [*map(float, values), 5.0]
 
 
+def test_products_and_copies_refuse_views(device):
+    a, out = device.empty((4, 4), np.float32), device.empty((4, 4), np.float32)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        device.gemm(a[:, :2], a[:2], out)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        device.copy(out[:, 0], a[:, 0])
+
+
 def test_registers_are_those_that_the_card_loads(device):
     arrays = [device.empty(shape, np.float32) for shape in ((512,), (grad_norm.PARTS,), (1,), (grad_norm.SIZE,))]
     for array in arrays:

@@ -96,6 +96,13 @@ class Readback:
         pass
 
 
+def refuse_views(word: str, *arrays: Any) -> None:
+    """Raises ValueError for an array that is not contiguous: libraries and copies see a bare pointer."""
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{word}: an array of shape {array.shape} is not C-contiguous; pass whole arrays")
+
+
 class Device:
     """What Region code may use. Subclasses: NumpyDevice, RecordingDevice (tests), CudaDevice."""
 
@@ -151,11 +158,14 @@ class Device:
     def gemm(
         self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
     ) -> None:
-        """out[m, n] = op(a) @ op(b) + beta * out + bias[n], row-major 2-D; ta/tb transpose; beta is 0.0 or 1.0."""
+        """out[m, n] = op(a) @ op(b) + beta * out + bias[n], row-major 2-D; ta/tb transpose; beta is 0.0 or 1.0.
+
+        Raises ValueError for a view that is not contiguous.
+        """
         raise NotImplementedError
 
     def copy(self, dst: Any, src: Any) -> None:
-        """dst[...] = src, same shape and dtype, both contiguous."""
+        """dst[...] = src, same shape and dtype, both contiguous, else ValueError or TypeError."""
         raise NotImplementedError
 
     def zero(self, array: Any) -> None:
@@ -215,6 +225,7 @@ class NumpyDevice(Device):
     def gemm(
         self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
     ) -> None:
+        refuse_views("gemm", a, b, out)
         a, b = (a.T if ta else a), (b.T if tb else b)
         if beta == 0.0:
             np.matmul(a, b, out=out)
@@ -224,6 +235,7 @@ class NumpyDevice(Device):
             out += bias
 
     def copy(self, dst: np.ndarray, src: np.ndarray) -> None:
+        refuse_views("copy", dst, src)
         np.copyto(dst, src, casting="no")
 
     def zero(self, array: np.ndarray) -> None:

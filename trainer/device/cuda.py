@@ -15,7 +15,7 @@ import numpy as np
 
 from kernels.spec import Kernel
 from trainer.device import memory, probe
-from trainer.device.base import MAX_CHECKED, Device, Readback
+from trainer.device.base import MAX_CHECKED, Device, Readback, refuse_views
 from trainer.device.gemm import WORKSPACE, Gemms, Product, alignment
 from trainer.device.probe import why_unavailable as why_unavailable  # what a test of this module asks first
 from trainer.device.source import OPTIONS, compile_error, kernel_source
@@ -222,12 +222,14 @@ class CudaDevice(Device):
         k = a.shape[0] if ta else a.shape[1]
         if (b.shape[1] if tb else b.shape[0]) != k or (a.shape[1] if ta else a.shape[0]) != m:
             raise ValueError(f"gemm: shapes {a.shape} {b.shape} -> {out.shape}, ta={ta}, tb={tb}")
+        refuse_views("gemm", a, b, out)
         product = Product(m, n, k, ta, tb, bool(beta), bias is not None, alignment(a, b, out, bias))
         self.gemms.plan(product).run(a, b, out, bias, self.current.workspace, self.current.stream)
 
     def copy(self, dst: Any, src: Any) -> None:
         if dst.shape != src.shape or dst.dtype != src.dtype:
             raise ValueError(f"copy: {src.dtype}{src.shape} into {dst.dtype}{dst.shape}")
+        refuse_views("copy", dst, src)
         dst.data.copy_from_device_async(src.data, dst.nbytes, self.current.stream)
 
     def zero(self, array: Any) -> None:
