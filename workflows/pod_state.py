@@ -63,8 +63,8 @@ def main_dead_for(pod: Tree, now: float) -> float | None:
     """Seconds since the main container was killed under an executor that goes on waiting; None when it isn't so.
 
     A process of ours that dies is seen by the executor, which is PID 1 beside it. Only when PID 1 itself is killed does
-    nobody write down how it ended. Argo's controller then ends the pod by a command inside it; where it may not, the pod
-    stays Running, with its GPU, for ever.
+    nobody write down how it ended. Argo's controller then ends the pod by a command inside it; where it may not, the
+    pod stays Running, with its GPU, for ever.
     """
     ended = (container(pod).get("state") or {}).get("terminated") or {}
     if (pod.get("status") or {}).get("phase") != RUNNING or pod["metadata"].get("deletionTimestamp"):
