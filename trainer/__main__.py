@@ -332,9 +332,11 @@ def bench(
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code. User mistakes are one message without a traceback."""
     from trainer.errors import FoxhuntError
-    from trainer.logs import configure_logs
 
-    configure_logs()
+    if not {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv):  # half the time that help would need
+        from trainer.logs import configure_logs
+
+        configure_logs()
     _leave_on_sigterm()
     try:
         code = app(argv, standalone_mode=False)

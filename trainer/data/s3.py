@@ -105,8 +105,7 @@ def make_client(patient: bool = True) -> Any:
     import boto3
     from botocore.config import Config
 
-    for name in [name for name, value in os.environ.items() if name.startswith("AWS_") and not value]:
-        del os.environ[name]
+    _drop_empty_settings()
     attempts = {"mode": "standard", "max_attempts": 5 if patient else 1}
     config = Config(connect_timeout=10 if patient else 3, read_timeout=60 if patient else 5, retries=attempts)
     # A store of one's own has no regions, but the signature wants one.
