@@ -21,7 +21,7 @@ from typing import Any
 
 from workflows import nodes
 from workflows.expressions import evaluate
-from workflows.identity import trainer_command
+from workflows.identity import code_identity, trainer_command
 from workflows.nodes import Attempt, Node, Result
 from workflows.substitute import move_mounts, resolve
 
@@ -227,6 +227,7 @@ def make_process(container: dict[str, Any], scope: dict[str, Any], mounts: dict[
     elif words[0] == "python":
         argv = [sys.executable, *words[1:]]
     env = dict(os.environ, PYTHONUNBUFFERED="1", ARGO_PROGRESS_FILE=str(nodes.progress_file(str(log))))
+    env["FOXHUNT_COMMIT"] = code_identity()  # an image carries it; here the checkout knows
     for item in container.get("env", []):
         value = item.get("value")
         # A cache on a pod's own volume lasts as long as the pod; here the user's own cache serves better.

@@ -18,7 +18,7 @@ from workflows.nodes import Node
 from workflows.screen import PlainScreen, TerminalScreen, describe, screen
 from workflows.state import Submission
 
-GATE, REPORT = "gate", "report"
+PRECOMPUTE, GATE, REPORT = "precompute", "gate", "report"
 _TICK = 0.5  # seconds between looks at progress files
 _SHOWN_LINES = 12
 
@@ -74,6 +74,8 @@ def _run(workflow: dict[str, Any], submission: Submission, folder: Path, lock: i
             except OSError as error:  # a full disk is the folds' business: they keep their checkpoints and retry
                 view.say(f"warning: {folder}: {error.strerror}")
             view.show(node)
+            if node.task == PRECOMPUTE and node.phase == nodes.SUCCEEDED:  # what was dropped, and the folds' windows
+                view.say("\n".join(f"  {line}" for line in log_lines(node.attempts[-1].log)))
 
         runner = LocalRunner(
             workflow,

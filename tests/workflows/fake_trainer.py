@@ -70,7 +70,7 @@ def act(what: object, name: str) -> None:
     if what == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
         print("waiting", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     if what == "lease":
         print("error: fold folder is owned by a live process\nwait for it", file=sys.stderr)
         sys.exit(2)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.workflows.conftest import Commands, calls
-from workflows import state
+from workflows import identity, state
 
 COMMANDS = ["submit", "render", "list", "logs", "resubmit", "watch", "gc", "resolve", "summary", "fetch", "stop"]
 COMMANDS += ["precompute", "preflight"]
@@ -43,8 +42,11 @@ def nothing_stays_behind() -> Iterator[None]:
         STARTED.pop().kill()
 
 
-def until(what: Any, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
+PATIENCE_S = 300.0  # a machine that is busy with other work may need minutes for what takes a second
+
+
+def until(what: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
@@ -75,6 +77,18 @@ def test_a_study_from_start_to_verdict(command: Commands, tmp_path: Path) -> Non
     assert "$ python -m trainer train --fold 0" in logged
     listed = json.loads(command("list", "--json").stdout)
     assert listed["folds"] == "2/2" and listed["verdict"] == "passed" and listed["exit"] == 0
+
+
+def test_a_study_says_what_was_read_and_which_code_ran(
+    command: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FOXHUNT_COMMIT")
+    done = command("submit", "--folds", "1", "--run-id", "r")
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / RUN / "r" / "logs" / "precompute-1.log").read_text().splitlines()
+    assert len(log) > 1 and log[0].startswith("$ ") and log[0] not in done.stdout
+    assert "\n".join(f"  {line}" for line in log[1:]) in done.stdout
+    assert {c["env"]["FOXHUNT_COMMIT"] for c in calls(tmp_path, "r")} == {identity.code_identity()}
 
 
 def test_one_fold_fails_for_good(command: Commands, tmp_path: Path) -> None:
@@ -121,7 +135,7 @@ def test_interrupted_then_the_same_command(command: Commands, tmp_path: Path, nu
     study = start(*args, cwd=tmp_path, FAKE_PLAN=acts)
     until(lambda: waiting(tmp_path, "r", 2))
     study.send_signal(number)
-    said, _ = study.communicate(timeout=30)
+    said, _ = study.communicate(timeout=PATIENCE_S)
     assert study.returncode == 75, said
     assert "fold 0 - 12-25 23:30: step 10/20, saved" in said
     assert "fold 2 - 12-25 23:30: not started" in said
@@ -141,7 +155,7 @@ def test_a_killed_submission_takes_its_trainers_along(command: Commands, tmp_pat
     assert second.returncode == 2 and f"process {study.pid} works on it" in second.stderr
     assert json.loads(command("watch", "--once", "--json").stdout)["nodes"][-1]["step"] == 10
     study.kill()
-    study.communicate(timeout=30)
+    study.communicate(timeout=PATIENCE_S)
     until(lambda: not state.is_locked(tmp_path / RUN / "r"))
     assert json.loads(command("list", "--json").stdout)["phase"] == "Interrupted"
     assert command("submit", "--folds", "1", "--run-id", "r", FAKE_PLAN=acts).returncode == 0
@@ -155,10 +169,11 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     study = start("--folds", "1", "--run-id", "r", cwd=tmp_path, **env)
     until(lambda: waiting(tmp_path, "r", 1))
     study.send_signal(signal.SIGINT)
-    time.sleep(0.7)
+    assert study.stdout is not None
+    assert any("stopping: every process saves" in line for line in study.stdout)  # reads no further than that line
     assert study.poll() is None, "it waits for the trainer to save"
     study.send_signal(signal.SIGINT)
-    said, _ = study.communicate(timeout=30)
+    said, _ = study.communicate(timeout=PATIENCE_S)
     assert study.returncode == 75 and "killed by SIGKILL" in said
 
 
@@ -201,15 +216,12 @@ def test_bad_input_is_one_clear_line(command: Commands, tmp_path: Path, args: li
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_help_teaches_and_is_quick(module: str) -> None:
-    """CPU time, because a busy machine can't measure waiting; what takes long to import is not imported for it."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """What takes long to import is not imported for it; `make bench` measures the seconds."""
     argv = [sys.executable, "-X", "importtime", "-m", f"workflows.{module}", "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert f"python -m workflows.{module}" in " ".join(done.stdout.split("Example:")[1].split())
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
     assert not imported & {"hera", "kubernetes", "yaml", "rich.progress", "trainer", "numpy"}
-    assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 0.4
 
 
 def test_dry_run_starts_nothing(command: Commands, tmp_path: Path) -> None:
@@ -238,10 +250,11 @@ def test_logs_follow_across_attempts(tmp_path: Path) -> None:
     until(lambda: waiting(tmp_path, "r", 1))
     argv = [sys.executable, "-m", "workflows.logs", "r", "--fold", "0", "-f"]
     follower = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    STARTED.append(follower)
     trainer = next(p for p in children(study.pid) if "train" in p[1])
     os.kill(trainer[0], signal.SIGTERM)  # 75: the runner starts it again
-    study.communicate(timeout=30)
-    said, _ = follower.communicate(timeout=30)
+    study.communicate(timeout=PATIENCE_S)
+    said, _ = follower.communicate(timeout=PATIENCE_S)
     assert study.returncode == 0
     assert said.count("--- train-0-1 ---") == said.count("--- train-0-2 ---") == 1
     assert said.index("waiting") < said.index("--- train-0-2 ---")

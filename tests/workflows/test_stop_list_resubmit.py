@@ -11,7 +11,7 @@ import pytest
 from tests.workflows.cluster_objects import NAME, Study, running
 from tests.workflows.conftest import Commands
 from tests.workflows.fake_kubernetes import FakeKubernetes
-from tests.workflows.test_commands import STARTED, plan, start, until, waiting
+from tests.workflows.test_commands import PATIENCE_S, STARTED, plan, start, until, waiting
 
 DONE = {"phase": "Succeeded"}
 FAILED = {"phase": "Failed", "code": 1}
@@ -86,7 +86,7 @@ def test_stop_here_waits_until_everything_is_saved(command: Commands, tmp_path: 
     done = command("stop", "r")
     assert done.returncode == 0, done.stderr
     assert "run r: stopped" in done.stdout and "submit --folds 1 --run-id r" in done.stdout
-    study.communicate(timeout=20)
+    study.communicate(timeout=PATIENCE_S)
     assert study.returncode == 75
     assert "nothing to stop" in command("stop", "r").stdout
 
