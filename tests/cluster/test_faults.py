@@ -45,9 +45,19 @@ while cgroup.working_set() < 0.95 * cgroup.limit:
     + _TO_TRAINER.format(deed="os.kill(pid, signal.SIGCONT)")
     + "time.sleep(60)\n"
 )
-# The held trainer is made the kernel's first choice, then memory is used up in one stroke: its guard can't act.
-_EAT = _TO_TRAINER.format(deed="open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
-_EAT += f"block = b'x' * ({MEMORY} << 20)\n"
+# The held trainer, whose guard can't act, is made the kernel's first choice; then memory is used up at once by processes
+# that are each smaller than it, since the kernel looks at the size, too.
+_EAT = (
+    _TO_TRAINER.format(deed="open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
+    + f"""
+import time
+for _ in range({MEMORY} // 32):
+    if os.fork() == 0:
+        block = b'x' * (32 << 20)
+        break
+time.sleep(60)
+"""
+)
 
 
 @dataclass(frozen=True)
