@@ -45,8 +45,8 @@ while cgroup.working_set() < 0.95 * cgroup.limit:
     + _TO_TRAINER.format(deed="os.kill(pid, signal.SIGCONT)")
     + "time.sleep(60)\n"
 )
-# The held trainer, whose guard can't act, is made the kernel's first choice; then memory is used up at once by processes
-# that are each smaller than it, since the kernel looks at the size, too.
+# The held trainer, whose guard can't act, is made the kernel's first choice; then memory is used up at once by
+# processes that are each smaller than it, since the kernel looks at the size, too.
 _EAT = (
     _TO_TRAINER.format(deed="open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')")
     + f"""
