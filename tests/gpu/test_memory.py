@@ -78,21 +78,40 @@ for _ in range({steps}):
     recipe.step()
 recipe.validate()
 print(recipe.metrics()["l_q"] > 0)
+{planted}
 """
+PLANTED = """
+text = 'extern "C" __global__ void past(float* x, int n) {{ x[n] = 1.0f; }}'
+values = recipe.device.empty((128,), "float32")
+cupy.RawKernel(text, "past")((1,), (1,), (values, cupy.int32(128)))
+cupy.cuda.Device().synchronize()
+"""
+
+
+def sanitized(planted=""):
+    """A few steps under memcheck -> (exit code, what it said)."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        pytest.skip("compute-sanitizer is not on the PATH")
+    code = SANITIZED.format(steps=COLLECT + 4, planted=planted.format())
+    # Padding: one array's end must not be the next one's beginning.
+    words = [tool, "--tool", "memcheck", "--padding", "512", "--error-exitcode", "9", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPO)
+    if "Device not supported" in done.stdout:
+        pytest.skip("compute-sanitizer does not support this card's machine")
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_no_access_leaves_its_array():
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
-        pytest.skip("compute-sanitizer is not on the PATH")
-    code = SANITIZED.format(steps=COLLECT + 4)
-    words = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPO)
-    if "Device not supported" in done.stdout:
-        pytest.skip("compute-sanitizer does not support this card's machine")
-    assert done.returncode == 0 and "ERROR SUMMARY: 0 errors" in done.stdout, (done.stdout + done.stderr)[-3000:]
-    assert "True" in done.stdout
+    code, said = sanitized()
+    assert code == 0 and "ERROR SUMMARY: 0 errors" in said and "True" in said, said[-3000:]
+
+
+@pytest.mark.slow
+def test_one_that_does_would_be_noticed():
+    code, said = sanitized(PLANTED)
+    assert code == 9 and "Invalid __global__ write" in said and "past" in said, said[-3000:]
 
 
 def test_a_start_with_warm_kernels_compiles_nothing(capsys):
