@@ -57,9 +57,13 @@ def processor() -> str:
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Figures by dotted name; lists (a step's operations) are for the JSON alone."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}.")
+        elif not isinstance(value, list):
+            out[prefix + key] = value
     return out
 
 
