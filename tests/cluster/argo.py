@@ -22,6 +22,7 @@ _CONTROLLER_SETTINGS = {
     "LEADER_ELECTION_DISABLE": "true",  # a busy machine would lose its lease
     "DEFAULT_REQUEUE_TIME": "1s",  # a workflow's next look at its pods; Argo's own 10 s cost that much a task
 }
+_EXECUTOR_SETTINGS = {"ARGO_PROGRESS_PATCH_TICK_DURATION": "2s"}  # by default a minute, longer than a fold of the tests
 # What the templates' defaults must be on a machine where three nodes share a few cores and gigabytes.
 SMALL = {"memory-mi": "1500", "cpu-memory-mi": "1500", "cpus": "0.1", "cpu-cpus": "0.1"}
 
@@ -34,7 +35,7 @@ def _namespace() -> dict[str, Any]:
 def _controller_settings(facts: Facts) -> dict[str, Any]:
     executor = {
         "imagePullPolicy": "Never",
-        "env": _api_server(facts),
+        "env": _env(_api_server(facts) | _EXECUTOR_SETTINGS),
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
     }
     keys = {
@@ -148,17 +149,17 @@ def _controller(facts: Facts) -> dict[str, Any]:
     container |= {"image": CONTROLLER_IMAGE, "imagePullPolicy": "Never"}
     container["securityContext"]["seccompProfile"] = {"type": "RuntimeDefault"}  # restricted Pod Security asks for it
     container["args"] = [f"--configmap={CONTROLLER}-configmap", f"--executor-image={EXECUTOR}", "--namespaced"]
-    container["env"] = [*container.get("env", []), *_api_server(facts)]
-    container["env"].append(
-        {"name": "LEADER_ELECTION_DISABLE", "value": "true"}
-    )  # one is enough, and a busy machine is slow
+    container["env"] = [*container.get("env", []), *_env(_api_server(facts) | _CONTROLLER_SETTINGS)]
     deployment["metadata"]["namespace"] = NAMESPACE
     return deployment
 
 
-def _api_server(facts: Facts) -> list[dict[str, str]]:
+def _api_server(facts: Facts) -> dict[str, str]:
     """There is no service network here, so pods are told where the API server is."""
-    variables = {"KUBERNETES_SERVICE_HOST": facts.gateway, "KUBERNETES_SERVICE_PORT": str(API_PORT)}
+    return {"KUBERNETES_SERVICE_HOST": facts.gateway, "KUBERNETES_SERVICE_PORT": str(API_PORT)}
+
+
+def _env(variables: dict[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
