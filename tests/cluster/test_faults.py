@@ -262,9 +262,10 @@ def test_a_fold_that_fails_for_good_leaves_the_others_and_a_report(own: Own, und
     (folder / "fold1").write_text("in the way\n")  # where a folder must be
     name = live.submit("one-fails")
     assert live.wait(name) == "Failed"
-    failed = [n for n in live.nodes(name, "train") if n["phase"] != "Succeeded"]
-    assert [n["displayName"][:7] for n in failed] == ["fold-1-"]  # one attempt: a mistake is not retried
-    assert "exit code 2" in failed[0]["message"]
+    (failed,) = [n for n in live.nodes(name, "train", "Retry") if n["phase"] != "Succeeded"]
+    assert failed["displayName"].startswith("fold-1-")
+    (attempt,) = [n for n in live.nodes(name, "train") if n["phase"] != "Succeeded"]  # a mistake is not retried
+    assert "exit code 2" in attempt["message"]
     (gate,), (report,) = (live.nodes(name, leaf) for leaf in ("gate", "report"))
     assert (gate["phase"], report["phase"]) == ("Failed", "Succeeded")
     assert "exit code 3" in gate["message"]
