@@ -19,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) mamba2_last(
     const LastRow s(shared, K, N, HD, DI);
     const i64 r = blockIdx.x;
     const float* u = bxdt + r * K * E;
+    const Early gates(z + r * DI, DI);
     if (profile_shape(K, E, N, DI, HD)) {
         last_weights<32>(s, u, c + r * N, conv_weight, conv_bias, dt_bias, a_log, (i64)R * N, K, E, N, DI, CH, HD);
         last_output<32, false>(s, u, conv_weight, conv_bias, d_skip, K, E, N, DI, CH, HD, [](const ConvRow<2>&, int) {});
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) mamba2_last(
     }
     float squares[1] = {};
     for (int i = threadIdx.x; i < DI; i += blockDim.x) {
-        const float gate = z[r * DI + i], g = s.out[i] * gate * sigmoid(gate);
+        const float gate = gates.at(i), g = s.out[i] * gate * sigmoid(gate);
         s.out[i] = g;
         squares[0] += g * g;
     }

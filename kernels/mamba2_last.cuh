@@ -7,6 +7,20 @@
 template <int ROWS>
 constexpr int LANE = ROWS ? 2 : 1;  // channels of a lane
 
+// A thread's values number threadIdx.x + n blockDim.x of a row [DI], the first two asked for at once, long before use: that
+// is all of them in the profiles' shape.
+struct Early {
+    const float* row;
+    float first, second;
+    __device__ Early(const float* row, int DI) : row(row) {
+        first = threadIdx.x < DI ? row[threadIdx.x] : 0.0f;
+        second = threadIdx.x + blockDim.x < DI ? row[threadIdx.x + blockDim.x] : 0.0f;
+    }
+    __device__ float at(int i) const {
+        return i == threadIdx.x ? first : i == threadIdx.x + blockDim.x ? second : row[i];
+    }
+};
+
 // Shared arrays of both kernels; those that are read in pairs come first, so that they are aligned.
 struct LastRow {
     float *cs;       // [N] C of the last row after its convolution

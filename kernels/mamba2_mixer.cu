@@ -10,26 +10,25 @@
         const float *__restrict__ norm_weight, const float eps, float *__restrict__ y, const int R, const int K, \
         const int E, const int CH, const int HD, const int DI
 
-constexpr int GS = ROWS + 8;  // row stride of the scores: 4 rows by 8 columns are in 32 banks
-constexpr int MS = ROWS + 4;  // of the masked matrix's chunks
+constexpr int GS = ROWS + 4;  // row stride of the scores
 
-// A warp a head. A lane keeps 8 rows (r + 4 i) by 8 columns (4 c .., 32 + 4 c ..) of Y.
+// A warp a head. A lane keeps rows g + 8 i by columns 8 j + 2 q, 8 j + 2 q + 1 of Y (mma.cuh).
 extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
     extern __shared__ float4 aligned[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp, r = lane / 8, c = lane % 8;
-    float* x = (float*)aligned;              // [32, DI]
-    float* cs = x + ROWS * DI;               // [32, CB]
-    float* bs = cs + ROWS * CB;              // [32, CB]
-    float* score = bs + ROWS * CB;           // [32, GS]
-    float* m = score + ROWS * GS + h * 8 * MS;  // [8, MS] of each head
-    float* dt = score + ROWS * GS + HD * 8 * MS + h * ROWS;             // [HD, 32]
-    float2* prefix = (float2*)(score + ROWS * GS + HD * (8 * MS + ROWS)) + h * ROWS;  // [HD, 32]
-    float* squares = score + ROWS * GS + HD * (8 * MS + 3 * ROWS);      // [HD, 32]
+    const int lane = threadIdx.x % 32, h = threadIdx.x / 32, g = lane / 4, q = lane % 4, XS = DI + 8;
+    float* x = (float*)aligned;     // [32, XS]
+    float* cs = x + ROWS * XS;      // [32, CB]
+    float* bs = cs + ROWS * CB;     // [32, CB]
+    float* score = bs + ROWS * CB;  // [32, GS]
+    float* vectors = score + ROWS * GS;
+    float* dt = vectors + h * ROWS;                              // [HD, 32]
+    float2* prefix = (float2*)(vectors + HD * ROWS) + h * ROWS;  // [HD, 32]
+    float* squares = vectors + 3 * HD * ROWS;                    // [HD, 32]
 
     const float* window = zcbxdt + (i64)blockIdx.x * ROWS * E;
-    const Channels channels = {cs, bs, x, DI};
+    const Channels channels = {cs, bs, x, XS};
     load_window(window + DI, E, channels, CH);
-    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h];
+    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], skip = d_skip[h];
     prefetch_rows(window, E, DI / 32, ROWS);  // the gate, needed at the end
     conv_window<0>(conv_weight, conv_bias, channels, CH);
     decay_prefix(raw, a_log[h], dt, prefix);
@@ -37,73 +36,71 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
     scores<GS>(cs, bs, score);
     __syncthreads();
 
-    const float* xh = x + h * WIDE + 4 * c;
-    float2 to[8];
+    // Y = M x, where M has D on its diagonal.
+    float2 to[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = prefix[r + 4 * i];
-    float acc[8][8] = {};
+    for (int i = 0; i < 4; ++i) to[i] = prefix[g + 8 * i];
+    float y_of[2][8][4] = {};  // rows g + 16 i and g + 16 i + 8
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {  // 8 columns of the masked matrix at a time; rows before them are zero
-        __syncwarp();
-        {
-            const int k = 8 * q + c;
-            const float2 from = prefix[k];
-            float v[8] = {};
+    for (int s = 0; s < 4; ++s) {  // 8 columns of M at a time; rows before them are zero
+        const int k0 = 8 * s + q, k1 = k0 + 4;
+        const float2 from0 = prefix[k0], from1 = prefix[k1];
+        FactorA m[2];
 #pragma unroll
-            for (int i = 2 * q; i < 8; ++i) {
-                const int t = r + 4 * i;
-                v[i] = t >= k ? score[t * GS + k] * decay_between(to[i], from) * dt[k] : 0.0f;
+        for (int i = s / 2; i < 2; ++i) {
+            float v[2][2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int block = 2 * i + half, t = g + 8 * block;
+                v[half][0] = masked(block, s, t, k0, score + t * GS, to[block], from0, dt[k0], skip);
+                v[half][1] = masked(block, s, t, k1, score + t * GS, to[block], from1, dt[k1], skip);
             }
-            if (q < 2) *(float4*)(m + c * MS + r * 8) = make_float4(v[0], v[1], v[2], v[3]);
-            *(float4*)(m + c * MS + r * 8 + 4) = make_float4(v[4], v[5], v[6], v[7]);
+            m[i] = FactorA(v[0][0], v[1][0], v[0][1], v[1][1]);
         }
-        __syncwarp();
-#pragma unroll 4
-        for (int k = 0; k < 8; ++k) {
-            const float4 x0 = at4(xh + (8 * q + k) * DI), x1 = at4(xh + (8 * q + k) * DI + 32);
-            const float4 m0 = q < 2 ? at4(m + k * MS + r * 8) : zero4(), m1 = at4(m + k * MS + r * 8 + 4);
-            const float mi[8] = {m0.x, m0.y, m0.z, m0.w, m1.x, m1.y, m1.z, m1.w};
-            const float xj[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
+        const float* xs = x + k0 * XS + h * WIDE + g;
 #pragma unroll
-            for (int i = 2 * q; i < 8; ++i)
+        for (int j = 0; j < 8; ++j) {
+            const FactorB b(xs[8 * j], xs[4 * XS + 8 * j]);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) acc[i][j] += mi[i] * xj[j];
+            for (int i = s / 2; i < 2; ++i) multiply_add(y_of[i][j], m[i], b);
         }
     }
 
-    // D skip, gate, and the rows' sums of squares over this head.
-    const float skip = d_skip[h];
-    const float* z = window + h * WIDE + 4 * c;
-    float mine = 0.0f;  // of row r + 4 c
+    // The gate, and the rows' sums of squares over this head.
+    const float* z = window + h * WIDE + 2 * q;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int t = r + 4 * i;
+    for (int i = 0; i < 4; ++i) {
+        const int t = g + 8 * i, at = i % 2 * 2;
         float sum = 0.0f;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float4 gate = silu4(at4(z + (i64)t * E + 32 * half)), xt = at4(xh + t * DI + 32 * half);
-            float* a = acc[i] + 4 * half;
-            a[0] = (a[0] + skip * xt.x) * gate.x; a[1] = (a[1] + skip * xt.y) * gate.y;
-            a[2] = (a[2] + skip * xt.z) * gate.z; a[3] = (a[3] + skip * xt.w) * gate.w;
-            sum += a[0] * a[0] + a[1] * a[1] + a[2] * a[2] + a[3] * a[3];
+        for (int j = 0; j < 8; ++j) {
+            const float2 zj = at2(z + (i64)t * E + 8 * j);
+            float &a = y_of[i / 2][j][at], &b = y_of[i / 2][j][at + 1];
+            a *= zj.x * sigmoid(zj.x);
+            b *= zj.y * sigmoid(zj.y);
+            sum += a * a + b * b;
         }
-        for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
-        if (c == i) mine = sum;
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (q == 0) squares[h * ROWS + t] = sum;
     }
-    squares[h * ROWS + lane] = mine;
     __syncthreads();
-    float total = 0.0f;
+    float total = 0.0f;  // of row `lane`
     for (int head = 0; head < HD; ++head) total += squares[head * ROWS + lane];
     const float rstd = 1.0f / sqrtf(total / DI + eps);
 
-    const float4 w0 = at4(norm_weight + h * WIDE + 4 * c), w1 = at4(norm_weight + h * WIDE + 4 * c + 32);
-    float* out = y + (i64)blockIdx.x * ROWS * DI + h * WIDE + 4 * c;
+    float* out = y + (i64)blockIdx.x * ROWS * DI + h * WIDE + 2 * q;
+    const float* weight = norm_weight + h * WIDE + 2 * q;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float s = __shfl_sync(~0u, rstd, r * 8 + i), *a = acc[i];
-        float* to_row = out + (r + 4 * i) * DI;
-        *(float4*)to_row = make_float4(a[0] * s * w0.x, a[1] * s * w0.y, a[2] * s * w0.z, a[3] * s * w0.w);
-        *(float4*)(to_row + 32) = make_float4(a[4] * s * w1.x, a[5] * s * w1.y, a[6] * s * w1.z, a[7] * s * w1.w);
+    for (int i = 0; i < 4; ++i) {
+        const int t = g + 8 * i, at = i % 2 * 2;
+        const float s = __shfl_sync(~0u, rstd, t);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const float2 w = at2(weight + 8 * j);
+            const float *a = y_of[i / 2][j] + at;
+            *(float2*)(out + t * DI + 8 * j) = make_float2(a[0] * s * w.x, a[1] * s * w.y);
+        }
     }
 }
 

@@ -85,7 +85,7 @@ def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple
     grid, heads = (sizes["R"],), sizes["HD"]
     if not window_shape(sizes):
         return [("mamba2_mixer_any", grid, (256,), any_shared(sizes))]
-    floats = 32 * (sizes["DI"] + 2 * 68 + 40) + heads * (8 * 36 + 4 * 32)
+    floats = 32 * (sizes["DI"] + 8 + 2 * 72 + 36) + heads * 4 * 32
     return [("mamba2_mixer", grid, (32 * heads,), 4 * floats)]
 
 

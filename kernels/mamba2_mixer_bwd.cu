@@ -11,262 +11,264 @@
         float *__restrict__ partial, const int R, const int K, const int DI, const int E, const int CH, const int HD, \
         const int V
 
-constexpr int GS = ROWS + 4;      // row stride of scores and their gradient
-constexpr int MS = ROWS / 2 + 4;  // of the masked matrix's chunks: 16 rows of one warp
+constexpr int GS = ROWS + 4;  // row stride of the scores, their gradient and M
 
 // The two warps of head h wait for each other.
 __device__ inline void pair_sync(int h) { asm volatile("bar.sync %0, 64;" ::"r"(h + 1) : "memory"); }
 
-// acc[i][j] += m[i] x[j] for rows i of [FIRST, LAST).
-template <int FIRST, int LAST>
-__device__ inline void outer(float (&acc)[4][8], float4 m, float4 x0, float4 x1) {
-    const float mi[4] = {m.x, m.y, m.z, m.w}, xj[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
-#pragma unroll
-    for (int i = FIRST; i < LAST; ++i)
-#pragma unroll
-        for (int j = 0; j < 8; ++j) acc[i][j] += mi[i] * xj[j];
+// A factor whose rows are rows of `p` (from g on) and whose columns are columns of it (from q on), and its transpose.
+__device__ inline FactorA factor_a(const float* p, int stride) {
+    return FactorA(p[0], p[8 * stride], p[4], p[8 * stride + 4]);
+}
+__device__ inline FactorA factor_a_transposed(const float* p, int stride) {
+    return FactorA(p[0], p[8], p[4 * stride], p[4 * stride + 8]);
 }
 
-// Two warps a head, for its even and its odd rows. A lane keeps 4 rows (odd + 2 r + 8 i) by 8 columns (4 c .., 32 + 4 c ..)
-// of Y, dY and dx, and the same rows by 4 columns (c + 8 j) of a masked matrix.
+// Two warps a head, for 32 of its columns each. A lane keeps rows g + 8 i by columns 8 j + 2 q, 8 j + 2 q + 1 of Y, dY and
+// dx (mma.cuh).
 extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     extern __shared__ float4 aligned[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp / 2, odd = warp % 2, r = lane / 8, c = lane % 8;
-    const int row0 = odd + 2 * r, col0 = h * WIDE + 4 * c, XS = DI + 4;
-    float* x = (float*)aligned;       // [32, XS]; later a head's part of the scores' gradient, then dC and dB
-    float* g = x + ROWS * XS;         // [32, XS] dY, later dx
-    float* cs = g + ROWS * XS;        // [32, CB]
-    float* bs = cs + ROWS * CB;       // [32, CB]
-    float* score = bs + ROWS * CB;    // [32, GS], later their gradient
-    float* chunks = score + ROWS * GS;  // [2 HD, 8, MS], later the scores' gradient transposed [32, GS]
-    float* m = chunks + warp * 8 * MS;
-    float* vectors = chunks + max(2 * HD * 8 * MS, ROWS * GS);
-    float* dt = vectors + h * ROWS;                                       // [HD, 32]
-    float2* prefix = (float2*)(vectors + HD * ROWS) + h * ROWS;           // [HD, 32]
-    float* sums = vectors + 3 * HD * ROWS;                                // [2, HD, 32] of g^2, of dout weight g
-    float* column = vectors + 5 * HD * ROWS;                              // [2, HD, 32] below the diagonal, by odd
-    float* row = vectors + 7 * HD * ROWS + h * ROWS;                      // [HD, 32] left of the diagonal
-    float* diagonal = vectors + 8 * HD * ROWS + h * ROWS;                 // [HD, 32]
-    float* skips = vectors + 9 * HD * ROWS;                               // [2 HD] gradient of D
-    float* dnorm = skips + 2 * HD;                                        // [2, DI]
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp / 2, half = warp % 2, g = lane / 4, q = lane % 4;
+    const int first = warp * 32, XS = DI + 8;  // first: of this warp's columns
+    float* x = (float*)aligned;         // [32, XS]; later a head's part of the scores' gradient, then dC and dB
+    float* d = x + ROWS * XS;           // [32, XS] dY, later dx
+    float* cs = d + ROWS * XS;          // [32, CB]
+    float* bs = cs + ROWS * CB;         // [32, CB]
+    float* score = bs + ROWS * CB;      // [32, GS], later their gradient
+    float* masks = score + ROWS * GS;   // [HD, 32, GS] M, later parts of Q, then the scores' gradient transposed [32, GS]
+    float *m = masks + h * ROWS * GS, *vectors = masks + HD * ROWS * GS;
+    float* dt = vectors + h * ROWS;                               // [HD, 32]
+    float2* prefix = (float2*)(vectors + HD * ROWS) + h * ROWS;   // [HD, 32]
+    float* sums = vectors + 3 * HD * ROWS;                        // [2, 2 HD, 32] of g^2, of dout weight g, by warp
+    float* column = vectors + 7 * HD * ROWS + h * 2 * ROWS;       // [HD, 2, 32] below the diagonal, by warp
+    float* row = vectors + 9 * HD * ROWS + h * 2 * ROWS;          // [HD, 2, 32] left of the diagonal, by warp
+    float* diagonal = vectors + 11 * HD * ROWS + h * ROWS;        // [HD, 32]
+    float* skips = vectors + 12 * HD * ROWS;                      // [2 HD] gradient of D
 
     const i64 first_row = (i64)blockIdx.x * ROWS;
-    const float *window = zcbxdt + first_row * E, *dout = dy + first_row * DI + col0, *z = window + col0;
+    const float *window = zcbxdt + first_row * E, *z = window + first + 2 * q;
     float *dwindow = dzcbxdt + first_row * E, *grads = partial + (i64)blockIdx.x * V;
     const Places at(CH, HD, DI);
     const Channels channels = {cs, bs, x, XS};
     load_window(window + DI, E, channels, CH);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {  // dout waits where dY will be
-        const int t = row0 + i / 2 * 8, n = i % 2 * 32;
-        copy_async(g + t * XS + col0 + n, dout + t * DI + n);
+        const int t = 4 * i + lane / 8, n = first + lane % 8 * 4;
+        copy_async(d + t * XS + n, dy + (first_row + t) * DI + n);
     }
     copies_end();
-    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], rate = -expf(a_log[h]);
+    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], rate = -expf(a_log[h]), skip = d_skip[h];
     prefetch_rows(window, E, DI / 32, ROWS);  // the gate
     conv_window<1>(conv_weight, conv_bias, channels, CH);
-    if (!odd) decay_prefix(raw, a_log[h], dt, prefix);
+    if (!half) decay_prefix(raw, a_log[h], dt, prefix);
     __syncthreads();
     scores<GS>(cs, bs, score);
     __syncthreads();
-
-    // Y = M x + D x.
-    const float *xh = x + col0, *gh = g + col0;
-    const float skip = d_skip[h];
-    float2 to[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = prefix[row0 + 8 * i];
-    float acc[4][8] = {};
+    for (int i = 0; i < 6; ++i) {  // M with D on its diagonal, in the blocks that scores() computed
+        const int n = 2 * i + half, block = n < 4 ? n / 2 : n / 4 + 1, s = n < 4 ? n % 2 : n % 4, k = 8 * s + lane % 8;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {  // 8 columns of M at a time; rows before them are zero
-        __syncwarp();
-        const int k = 8 * q + c;
-        const float2 from = prefix[k];
-        float v[4] = {};
-#pragma unroll
-        for (int i = q; i < 4; ++i) {
-            const int t = row0 + 8 * i;
-            v[i] = t >= k ? score[t * GS + k] * decay_between(to[i], from) * dt[k] : 0.0f;
+        for (int upper = 0; upper < 8; upper += 4) {
+            const int t = 8 * block + upper + lane / 8;
+            m[t * GS + k] = masked(block, s, t, k, score + t * GS, prefix[t], prefix[k], dt[k], skip);
         }
-        *(float4*)(m + c * MS + r * 4) = make_float4(v[0], v[1], v[2], v[3]);
-        __syncwarp();
-#pragma unroll 4
-        for (int j = 0; j < 8; ++j) {
-            const float4 mj = at4(m + j * MS + r * 4), x0 = at4(xh + (8 * q + j) * XS), x1 = at4(xh + (8 * q + j) * XS + 32);
-            if (q == 0) outer<0, 4>(acc, mj, x0, x1);
-            if (q == 1) outer<1, 4>(acc, mj, x0, x1);
-            if (q == 2) outer<2, 4>(acc, mj, x0, x1);
-            if (q == 3) outer<3, 4>(acc, mj, x0, x1);
+    }
+    pair_sync(h);
+
+    // Y = M x.
+    float y[2][4][4] = {};
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+        const float* xs = x + (8 * s + q) * XS + first + g;
+        FactorA a[2];
+#pragma unroll
+        for (int i = s / 2; i < 2; ++i) a[i] = factor_a(m + (16 * i + g) * GS + 8 * s + q, GS);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const FactorB b(xs[8 * j], xs[4 * XS + 8 * j]);
+#pragma unroll
+            for (int i = s / 2; i < 2; ++i) multiply_add(y[i][j], a[i], b);
         }
     }
 
     // The gated norm, first its two sums over whole rows.
     copies_wait<0>();
-    float gate[4][8], weight[8];
+    __syncwarp();
+    float* slots = d + first + 2 * q;
+    float2 gate[4][4], weight[4];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) weight[j] = norm_weight[col0 + j % 4 + j / 4 * 32];
+    for (int j = 0; j < 4; ++j) weight[j] = at2(norm_weight + first + 2 * q + 8 * j);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) gate[i][j] = at2(z + (i64)(g + 8 * i) * E + 8 * j);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int t = row0 + 8 * i;
+        const int t = g + 8 * i;
         float squares = 0.0f, product = 0.0f;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float4 zt = at4(z + (i64)t * E + 32 * half), d = at4(gh + t * XS + 32 * half);
-            const float4 xt = at4(xh + t * XS + 32 * half);
-            const float zj[4] = {zt.x, zt.y, zt.z, zt.w}, dj[4] = {d.x, d.y, d.z, d.w}, xj[4] = {xt.x, xt.y, xt.z, xt.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float& yj = acc[i][4 * half + j];
-                yj += skip * xj[j];
-                gate[i][4 * half + j] = zj[j];
-                const float v = yj * zj[j] * sigmoid(zj[j]);
-                squares += v * v;
-                product += dj[j] * weight[4 * half + j] * v;
-            }
+        for (int j = 0; j < 4; ++j) {
+            const float2 dj = at2(slots + t * XS + 8 * j), zj = gate[i][j];
+            const float *yj = y[i / 2][j] + i % 2 * 2, a = yj[0] * zj.x * sigmoid(zj.x), b = yj[1] * zj.y * sigmoid(zj.y);
+            squares += a * a + b * b;
+            product += dj.x * weight[j].x * a + dj.y * weight[j].y * b;
         }
-        for (int o = 1; o < 8; o *= 2) {
+        for (int o = 1; o < 4; o *= 2) {
             squares += __shfl_xor_sync(~0u, squares, o);
             product += __shfl_xor_sync(~0u, product, o);
         }
-        if (c == 0) {
-            sums[h * ROWS + t] = squares;
-            sums[(HD + h) * ROWS + t] = product;
+        if (q == 0) {
+            sums[warp * ROWS + t] = squares;
+            sums[(2 * HD + warp) * ROWS + t] = product;
         }
     }
     __syncthreads();
-    float total = 0.0f;  // lane < 16: squares of row odd + 2 lane; else the products of row odd + 2 (lane - 16)
-    for (int head = 0; head < HD; ++head) total += sums[(lane / 16 * HD + head) * ROWS + odd + lane % 16 * 2];
-    if (lane < 16) total = 1.0f / sqrtf(total / DI + eps);
-    float dweight[8] = {}, dskip = 0.0f;
+    float rstd = 0.0f, mean_r = 0.0f;  // of row `lane`
+    for (int w = 0; w < 2 * HD; ++w) {
+        rstd += sums[w * ROWS + lane];
+        mean_r += sums[(2 * HD + w) * ROWS + lane];
+    }
+    rstd = 1.0f / sqrtf(rstd / DI + eps);
+    mean_r *= rstd / DI;
+    float2 dweight[4] = {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int t = row0 + 8 * i;
-        const float rstd = __shfl_sync(~0u, total, r + 4 * i), mean_r = rstd * __shfl_sync(~0u, total, 16 + r + 4 * i) / DI;
+        const int t = g + 8 * i;
+        const float r = __shfl_sync(~0u, rstd, t), mean = __shfl_sync(~0u, mean_r, t);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float* slot = g + t * XS + col0 + 32 * half;
-            const float4 d = at4(slot), xt = at4(xh + t * XS + 32 * half);
-            const float dj[4] = {d.x, d.y, d.z, d.w}, xj[4] = {xt.x, xt.y, xt.z, xt.w};
-            float dz[4], dyj[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int n = 4 * half + j;
-                const NormGrad grad(dj[j], acc[i][n], gate[i][n], weight[n], rstd, mean_r);
-                dz[j] = grad.dz;
-                dyj[j] = grad.dy;
-                dweight[n] += grad.dweight;
-                dskip += grad.dy * xj[j];
-            }
-            *(float4*)(dwindow + (i64)t * E + col0 + 32 * half) = make_float4(dz[0], dz[1], dz[2], dz[3]);
-            *(float4*)slot = make_float4(dyj[0], dyj[1], dyj[2], dyj[3]);
+        for (int j = 0; j < 4; ++j) {
+            float2* slot = (float2*)(slots + t * XS + 8 * j);
+            const float2 dj = *slot, zj = gate[i][j];
+            const float* yj = y[i / 2][j] + i % 2 * 2;
+            const NormGrad a(dj.x, yj[0], zj.x, weight[j].x, r, mean), b(dj.y, yj[1], zj.y, weight[j].y, r, mean);
+            *(float2*)(dwindow + (i64)t * E + first + 2 * q + 8 * j) = make_float2(a.dz, b.dz);
+            *slot = make_float2(a.dy, b.dy);
+            dweight[j].x += a.dweight;
+            dweight[j].y += b.dweight;
         }
-    }
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-        dweight[n] += __shfl_xor_sync(~0u, dweight[n], 8);
-        dweight[n] += __shfl_xor_sync(~0u, dweight[n], 16);
-    }
-    if (r == 0) {
-        float* to_norm = dnorm + odd * DI + col0;
-        *(float4*)to_norm = make_float4(dweight[0], dweight[1], dweight[2], dweight[3]);
-        *(float4*)(to_norm + 32) = make_float4(dweight[4], dweight[5], dweight[6], dweight[7]);
-    }
-    dskip = warp_sum(dskip);
-    if (lane == 0) skips[warp] = dskip;
-    pair_sync(h);
-
-    // dx = M^T dY + D dY; a lane's rows are now rows of x.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float4 d0 = at4(gh + (row0 + 8 * i) * XS), d1 = at4(gh + (row0 + 8 * i) * XS + 32);
-        acc[i][0] = skip * d0.x; acc[i][1] = skip * d0.y; acc[i][2] = skip * d0.z; acc[i][3] = skip * d0.w;
-        acc[i][4] = skip * d1.x; acc[i][5] = skip * d1.y; acc[i][6] = skip * d1.z; acc[i][7] = skip * d1.w;
-    }
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {  // 8 rows of M at a time; columns after them are zero
-        __syncwarp();
-        const int t = 8 * q + c;
-        const float2 end = prefix[t];
-        float v[4] = {};
-#pragma unroll
-        for (int i = 0; i <= q; ++i) {
-            const int k = row0 + 8 * i;
-            v[i] = t >= k ? score[t * GS + k] * decay_between(end, to[i]) * dt[k] : 0.0f;
-        }
-        *(float4*)(m + c * MS + r * 4) = make_float4(v[0], v[1], v[2], v[3]);
-        __syncwarp();
-#pragma unroll 4
-        for (int j = 0; j < 8; ++j) {
-            const float4 mj = at4(m + j * MS + r * 4), d0 = at4(gh + (8 * q + j) * XS), d1 = at4(gh + (8 * q + j) * XS + 32);
-            if (q == 0) outer<0, 1>(acc, mj, d0, d1);
-            if (q == 1) outer<0, 2>(acc, mj, d0, d1);
-            if (q == 2) outer<0, 3>(acc, mj, d0, d1);
-            if (q == 3) outer<0, 4>(acc, mj, d0, d1);
-        }
-    }
-
-    // Q = dY x^T on and below the diagonal.
-    float q[4][4] = {};
-#pragma unroll 2
-    for (int p = 0; p < WIDE; p += 4) {
-        float4 d[4], xk[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            d[i] = at4(g + (row0 + 8 * i) * XS + h * WIDE + p);
-            xk[i] = at4(x + (c + 8 * i) * XS + h * WIDE + p);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-            for (int j = 0; j <= i; ++j) q[i][j] = dot4(d[i], xk[j], q[i][j]);
-    }
-    // Q L dt is this head's gradient of the scores; Q L score that of dt, beside its part through the decay.
-    float below[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int t = row0 + 8 * i;
-        float left = 0.0f;
-#pragma unroll
-        for (int j = 0; j <= i; ++j) {
-            const int k = c + 8 * j;
-            const float ql = t >= k ? q[i][j] * decay_between(to[i], prefix[k]) : 0.0f, w = ql * score[t * GS + k];
-            q[i][j] = ql * dt[k];
-            if (t == k) diagonal[k] = w;
-            if (t > k) {
-                below[j] += w;
-                left += w * dt[k];
-            }
-        }
-        for (int o = 1; o < 8; o *= 2) left += __shfl_xor_sync(~0u, left, o);
-        if (c == 0) row[t] = left;
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        below[j] += __shfl_xor_sync(~0u, below[j], 8);
-        below[j] += __shfl_xor_sync(~0u, below[j], 16);
-        if (r == 0) column[(odd * HD + h) * ROWS + c + 8 * j] = below[j];
+        for (int o = 4; o < 32; o *= 2) {
+            dweight[j].x += __shfl_xor_sync(~0u, dweight[j].x, o);
+            dweight[j].y += __shfl_xor_sync(~0u, dweight[j].y, o);
+        }
+        if (g == 0) *(float2*)(grads + at.norm + first + 2 * q + 8 * j) = dweight[j];
     }
-    pair_sync(h);  // x and dY of this head have been read
+    __syncwarp();
+
+    // dx = M^T dY; rows are now rows of x.
+    float dx[2][4][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        float *to_x = g + (row0 + 8 * i) * XS + col0, *to_part = x + (row0 + 8 * i) * XS + h * WIDE + c;
-        *(float4*)to_x = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
-        *(float4*)(to_x + 32) = make_float4(acc[i][4], acc[i][5], acc[i][6], acc[i][7]);
+    for (int s = 0; s < 4; ++s) {
+        const float* ds = d + (8 * s + q) * XS + first + g;
+        FactorA a[2];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) to_part[8 * j] = q[i][j];
+        for (int i = 0; i <= s / 2; ++i) a[i] = factor_a_transposed(m + (8 * s + q) * GS + 16 * i + g, GS);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const FactorB b(ds[8 * j], ds[4 * XS + 8 * j]);
+#pragma unroll
+            for (int i = 0; i <= s / 2; ++i) multiply_add(dx[i][j], a[i], b);
+        }
+    }
+
+    // Q = dY x^T in blocks of 16 rows by 8 columns: (0, 0), (0, 8), then (16, 0) to (16, 24). Of each this warp's columns.
+    float part[6][4] = {};
+#pragma unroll
+    for (int n = 0; n < 32; n += 8) {  // columns n + 2 q, n + 2 q + 1 in the places of q, q + 4
+        FactorA a[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float* ds = slots + (16 * i + g) * XS + n;
+            const float2 r0 = at2(ds), r1 = at2(ds + 8 * XS);
+            a[i] = FactorA(r0.x, r1.x, r0.y, r1.y);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 xj = at2(x + (8 * j + g) * XS + first + 2 * q + n);
+            const FactorB b(xj.x, xj.y);
+            if (j < 2) multiply_add(part[j], a[0], b);
+            multiply_add(part[2 + j], a[1], b);
+        }
+    }
+    // The first warp goes on with the first three blocks, the other one with the others.
+    pair_sync(h);  // M has been read
+    float4* handed = (float4*)m + lane;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        float v[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) v[r] = half ? part[i][r] : part[3 + i][r];
+        handed[(3 * half + i) * 32] = make_float4(v[0], v[1], v[2], v[3]);
     }
     pair_sync(h);
+    // Q L dt is this head's gradient of the scores; Q L score that of dt, beside its part through the decay.
+    float below[3][2] = {}, left[4] = {}, dskip = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        const float4 other = handed[(3 * (1 - half) + i) * 32];
+        const float others[4] = {other.x, other.y, other.z, other.w};
+        const bool low = !half && i < 2;  // rows below 16
+        const int t0 = (low ? 0 : 16) + g, k0 = 8 * (half ? i + 1 : i % 2) + 2 * q;
+        float scaled[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int t = t0 + r / 2 * 8, k = k0 + r % 2;
+            const float whole = (half ? part[3 + i][r] : part[i][r]) + others[r];
+            const float ql = t >= k ? whole * decay_between(prefix[t], prefix[k]) : 0.0f, w = ql * score[t * GS + k];
+            scaled[r] = ql * dt[k];
+            if (t == k) {
+                diagonal[k] = w;
+                dskip += whole;
+            }
+            if (t > k) {
+                below[i][r % 2] += w;
+                left[r / 2 + (low ? 0 : 2)] += w * dt[k];
+            }
+        }
+        float* to = x + t0 * XS + h * WIDE + k0;  // x and dY of this head have been read
+        *(float2*)to = make_float2(scaled[0], scaled[1]);
+        *(float2*)(to + 8 * XS) = make_float2(scaled[2], scaled[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        for (int o = 1; o < 4; o *= 2) left[i] += __shfl_xor_sync(~0u, left[i], o);
+        if (q == 0) row[half * ROWS + g + 8 * i] = left[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            for (int o = 4; o < 32; o *= 2) below[i][r] += __shfl_xor_sync(~0u, below[i][r], o);
+    if (g == 0) {
+        float* to = column + half * ROWS + 2 * q;
+        *(float2*)to = half ? make_float2(0.0f, 0.0f) : make_float2(below[0][0] + below[2][0], below[0][1] + below[2][1]);
+        *(float2*)(to + 8) = half ? make_float2(below[0][0], below[0][1]) : make_float2(below[1][0], below[1][1]);
+        *(float2*)(to + 16) = half ? make_float2(below[1][0], below[1][1]) : make_float2(0.0f, 0.0f);
+        *(float2*)(to + 24) = half ? make_float2(below[2][0], below[2][1]) : make_float2(0.0f, 0.0f);
+    }
+    dskip = warp_sum(dskip);
+    if (lane == 0) skips[warp] = dskip;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float* v = dx[i / 2][j] + i % 2 * 2;
+            *(float2*)(slots + (g + 8 * i) * XS + 8 * j) = make_float2(v[0], v[1]);
+        }
+    pair_sync(h);
     {  // through x's SiLU and convolution, a lane a channel
-        const int column = h * WIDE + odd * 32 + lane, ch = 2 * WIDE + column;
+        const int ch = 2 * WIDE + first + lane;
         const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
         conv_backward<1, ROWS>(window + DI + ch, E, ROWS, taps,
-                               [&](const ConvRow<1>& now) { return load<1>(g + now.k * XS + column); },
+                               [&](const ConvRow<1>& now) { return load<1>(d + now.k * XS + first + lane); },
                                dwindow + DI + ch, grads + ch, grads + at.conv_bias + ch, CH);
     }
-    if (!odd) {
+    if (!half) {
         // A lane a row. Moving from row j to j + 1, the pairs k < j <= t lose row j and gain column j.
-        const float sum = column[h * ROWS + lane] + column[(HD + h) * ROWS + lane], step = dt[lane];
-        double pairs = (double)(sum * step) - (double)row[lane];
+        const float sum = column[lane] + column[ROWS + lane], step = dt[lane];
+        double pairs = (double)(sum * step) - (double)(row[lane] + row[ROWS + lane]);
         for (int o = 1; o < 32; o *= 2) {
             const double before = __shfl_up_sync(~0u, pairs, o);
             if (lane >= o) pairs += before;
@@ -284,43 +286,32 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     }
     at.clear_padding(grads, CH, HD, DI);
     __syncthreads();
-    for (int i = threadIdx.x; i < DI; i += blockDim.x) grads[at.norm + i] = dnorm[i] + dnorm[DI + i];
 
     // The scores' gradient, also transposed: dC = dG B, dB = dG^T C.
     for (int i = threadIdx.x; i < ROWS * ROWS; i += blockDim.x) {
         const int t = i / ROWS, k = i % ROWS;
         float sum = 0.0f;
-        for (int head = 0; head < HD; ++head) sum += x[t * XS + head * WIDE + k];
+        if (t >= 16 || k < 16)
+            for (int head = 0; head < HD; ++head) sum += x[t * XS + head * WIDE + k];
         score[t * GS + k] = sum;
-        chunks[k * GS + t] = sum;
+        masks[k * GS + t] = sum;
     }
     __syncthreads();
-    for (int task = threadIdx.x; task < 512; task += blockDim.x) {
-        // A thread adds every second term of a 4 x 4 tile; its neighbour the others.
-        const int part = task % 2, n = task / 2 % 16 * 4, tile = task / 32 % 8 * 4;
-        const bool of_b = task / 256;
-        const float *dg = (of_b ? score : chunks) + tile, *other = (of_b ? cs : bs) + n;
-        const int stop = of_b ? ROWS : tile + 4;
-        float sum[4][4] = {};
-        for (int s = (of_b ? tile : 0) + part; s < stop; s += 2) {
-            const float4 a = at4(dg + s * GS), b = at4(other + s * CB);
-            const float ai[4] = {a.x, a.y, a.z, a.w}, bj[4] = {b.x, b.y, b.z, b.w};
+    for (int task = warp; task < 16; task += 2 * HD) {
+        const bool of_b = task / 8;
+        const int n = task % 8 * 8;
+        const float *dg = (of_b ? masks : score) + g * GS + q, *other = (of_b ? cs : bs) + q * CB + n + g;
+        float sum[2][4] = {};
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
+        for (int s = 0; s < 4; ++s) {
+            const FactorB b(other[8 * s * CB], other[(8 * s + 4) * CB]);
 #pragma unroll
-                for (int j = 0; j < 4; ++j) sum[i][j] += ai[i] * bj[j];
+            for (int i = 0; i < 2; ++i)
+                if (of_b ? s >= 2 * i : s < 2 * i + 2) multiply_add(sum[i], factor_a(dg + 16 * i * GS + 8 * s, GS), b);
         }
-        float two[2][4];
+        float* out = x + (of_b * ROWS + g) * CB + n + 2 * q;
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float send = part ? sum[i][j] : sum[i + 2][j];
-                two[i][j] = (part ? sum[i + 2][j] : sum[i][j]) + __shfl_xor_sync(~0u, send, 1);
-            }
-        float* out = x + (of_b * ROWS + tile + 2 * part) * CB + n;
-        *(float4*)out = make_float4(two[0][0], two[0][1], two[0][2], two[0][3]);
-        *(float4*)(out + CB) = make_float4(two[1][0], two[1][1], two[1][2], two[1][3]);
+        for (int i = 0; i < 4; ++i) *(float2*)(out + 8 * i * CB) = at2(sum[i / 2] + i % 2 * 2);
     }
     __syncthreads();
 
@@ -332,13 +323,13 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         conv_backward_segment(window + DI + ch, E, segment * AHEAD, taps, x + ch / WIDE * ROWS * CB + ch % WIDE, CB,
                               dwindow + DI + ch, terms);
 #pragma unroll
-        for (int j = 0; j < 5; ++j) g[(segment * 5 + j) * 2 * WIDE + ch] = terms[j];
+        for (int j = 0; j < 5; ++j) d[(segment * 5 + j) * 2 * WIDE + ch] = terms[j];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < 10 * WIDE; i += blockDim.x) {
         const int j = i / (2 * WIDE), ch = i % (2 * WIDE);
         float sum = 0.0f;
-        for (int segment = 0; segment < 4; ++segment) sum += g[segment * 10 * WIDE + i];
+        for (int segment = 0; segment < 4; ++segment) sum += d[segment * 10 * WIDE + i];
         grads[j < 4 ? j * CH + ch : at.conv_bias + ch] = sum;
     }
 }

@@ -89,8 +89,7 @@ def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple
     if not window_shape(sizes):
         p = di // heads
         return [("mamba2_mixer_bwd_any", grid, (256,), any_shared(sizes) + 4 * (k * p + 2 * k * k + p + 6 * k))]
-    chunks = max(2 * heads * 8 * 20, 32 * 36)
-    floats = 32 * (2 * (di + 4) + 2 * 68 + 36) + chunks + heads * (9 * 32 + 2) + 2 * di
+    floats = 32 * (2 * (di + 8) + 2 * 72 + 36) + heads * (32 * 36 + 12 * 32 + 2)
     return [("mamba2_mixer_bwd", grid, (64 * heads,), 4 * floats)]
 
 

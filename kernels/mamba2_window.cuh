@@ -1,10 +1,13 @@
-// The seed and small profiles' shape of a Mamba-2 mixer: windows of 32 rows, states and heads of 64; any number of heads
-// up to 8. One block a window. kernels/mixer_parts.py is the definition.
+// The seed and small profiles' shape of a Mamba-2 mixer: windows of 32 rows, states and heads of 64; 4 or 8 heads (rows
+// of whole 16-byte pieces). One block a window. kernels/mixer_parts.py is the definition.
 #pragma once
 #include "mamba2.cuh"
+#include "mma.cuh"
 
 constexpr int ROWS = 32, WIDE = 64;
-constexpr int CB = WIDE + 4;  // row stride of B and C in shared memory: 8 rows at one column are in 32 banks
+// Row strides in shared memory, modulo the 32 banks: 8 for rows of which a warp reads four at eight columns each, or pairs
+// of columns; 4 for rows of which it reads eight at four columns each.
+constexpr int CB = WIDE + 8;  // of B and C
 
 __device__ inline float4 zero4() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 __device__ inline float4 fma4(float4 a, float4 b, float4 sum) {
@@ -13,10 +16,8 @@ __device__ inline float4 fma4(float4 a, float4 b, float4 sum) {
 __device__ inline float4 silu4(float4 u) {
     return make_float4(u.x * sigmoid(u.x), u.y * sigmoid(u.y), u.z * sigmoid(u.z), u.w * sigmoid(u.w));
 }
-__device__ inline float dot4(float4 a, float4 b, float sum) {
-    return sum + a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
-}
 __device__ inline float4 at4(const float* p) { return *(const float4*)p; }
+__device__ inline float2 at2(const float* p) { return *(const float2*)p; }
 
 // Asks for n rows of `lines` 128-byte lines each, `stride` floats apart, to be on their way into L2.
 __device__ inline void prefetch_rows(const float* p, int stride, int lines, int n) {
@@ -104,38 +105,31 @@ __device__ inline void decay_prefix(float raw, float a_log, float* dt, float2* p
 // exp(sum_{k < j <= t} a_j) for k <= t.
 __device__ inline float decay_between(float2 t, float2 k) { return exp2f((t.x - k.x) + (t.y - k.y)); }
 
-// score[t, k] = C_t . B_k, row stride GS. A thread computes a 4 x 4 tile over a quarter of the states.
+// The masked matrix M[t, k] = score L dt_k for k <= t, else 0, with `skip` on its diagonal. `block` and `s` are t / 8 and
+// k / 8, known where the code is unrolled; row: the scores of t; to, from: prefixes at t and k.
+__device__ inline float masked(
+    int block, int s, int t, int k, const float* row, float2 to, float2 from, float dt, float skip) {
+    if (block < s) return 0.0f;
+    const float v = row[k] * decay_between(to, from) * dt;
+    return block > s || t > k ? v : t == k ? v + skip : 0.0f;
+}
+
+// score[t, k] = C_t . B_k, row stride GS, in the blocks of 16 rows by 8 columns that reach the diagonal: one a warp.
 template <int GS>
 __device__ inline void scores(const float* c, const float* b, float* score) {
-    for (int task = threadIdx.x; task < 256; task += blockDim.x) {
-        const int part = task % 4, k = task / 4 % 8 * 4, t = task / 32 * 4;
-        float sum[4][4] = {};
-#pragma unroll 2
-        for (int n = part * 4; n < WIDE; n += 16) {
-            float4 ct[4], bk[4];
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    for (int task = threadIdx.x / 32; task < 6; task += blockDim.x / 32) {
+        const int t = task < 2 ? g : 16 + g, k = (task < 2 ? task : task - 2) * 8;
+        const float *ct = c + t * CB + 2 * q, *bk = b + (k + g) * CB + 2 * q;
+        float sum[2][4] = {};  // two chains wait for each other half as long as one
 #pragma unroll
-            for (int i = 0; i < 4; ++i) { ct[i] = at4(c + (t + i) * CB + n); bk[i] = at4(b + (k + i) * CB + n); }
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sum[i][j] = dot4(ct[i], bk[j], sum[i][j]);
+        for (int n = 0; n < WIDE; n += 8) {  // columns n + 2 q, n + 2 q + 1 in the places of q, q + 4
+            const float2 c0 = at2(ct + n), c1 = at2(ct + 8 * CB + n), bn = at2(bk + n);
+            multiply_add(sum[n / 8 % 2], FactorA(c0.x, c1.x, c0.y, c1.y), FactorB(bn.x, bn.y));
         }
-        // Add the quarters so that each thread of the four is left with one row of the tile.
-        const bool low = part & 2, odd = part & 1;
-        float two[2][4], one[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float send = low ? sum[i][j] : sum[i + 2][j];
-                two[i][j] = (low ? sum[i + 2][j] : sum[i][j]) + __shfl_xor_sync(~0u, send, 2);
-            }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float send = odd ? two[0][j] : two[1][j];
-            one[j] = (odd ? two[1][j] : two[0][j]) + __shfl_xor_sync(~0u, send, 1);
-        }
-        *(float4*)(score + (t + part) * GS + k) = make_float4(one[0], one[1], one[2], one[3]);
+        float* to = score + t * GS + k + 2 * q;
+        *(float2*)to = make_float2(sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
+        *(float2*)(to + 8 * GS) = make_float2(sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]);
     }
 }
 

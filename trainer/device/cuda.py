@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,24 @@ class CudaReadback(Readback):
 class CudaGraph:
     """A captured region; `launch()` replays it on the stream on which it was captured."""
 
-    def __init__(self, graph: Any, stream: Any):
-        self.graph, self.stream = graph, stream
+    def __init__(self, cp: Any, graph: Any, stream: Any):
+        from cuda.bindings import driver
+
+        self.graph, self.stream, self._launch = graph, stream, cp.cuda.runtime.graphLaunch
+        # cupy's own executable gives every node the priority of the stream that it is launched on.
+        flag = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+        error, executable = driver.cuGraphInstantiate(driver.CUgraph(graph.graph), int(flag))
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise FoxhuntError(f"a captured region can't be instantiated: {error.name}")
+        self._executable, self._destroy = int(executable), cp.cuda.runtime.graphExecDestroy
+
+    def __del__(self) -> None:
+        if hasattr(self, "_executable"):
+            with suppress(Exception):  # at the end of the process CUDA may be gone already
+                self._destroy(self._executable)
 
     def launch(self) -> None:
-        self.graph.launch(self.stream)
+        self._launch(self._executable, self.stream.ptr)
 
     def nodes(self) -> int:
         """Nodes of the graph, a regression figure."""
@@ -116,7 +129,7 @@ class CudaRecorder:
             finally:
                 self.device.capturing = False
             graph = stream.end_capture()
-        return CudaGraph(graph, stream)
+        return CudaGraph(self.device.cp, graph, stream)
 
 
 class CudaDevice(Device):
