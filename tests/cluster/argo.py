@@ -21,8 +21,8 @@ CLAIM_NAME = "feature-cache"
 _CONTROLLER_SETTINGS = {
     "LEADER_ELECTION_DISABLE": "true",  # a busy machine would lose its lease
     "DEFAULT_REQUEUE_TIME": "1s",  # a workflow's next look at its pods; Argo's own 10 s cost that much a task
+    "ARGO_PROGRESS_PATCH_TICK_DURATION": "2s",  # by default a minute, longer than a fold of the tests
 }
-_EXECUTOR_SETTINGS = {"ARGO_PROGRESS_PATCH_TICK_DURATION": "2s"}  # by default a minute, longer than a fold of the tests
 # What the templates' defaults must be on a machine where three nodes share a few cores and gigabytes.
 SMALL = {"memory-mi": "1500", "cpu-memory-mi": "1500", "cpus": "0.1", "cpu-cpus": "0.1"}
 
@@ -35,7 +35,7 @@ def _namespace() -> dict[str, Any]:
 def _controller_settings(facts: Facts) -> dict[str, Any]:
     executor = {
         "imagePullPolicy": "Never",
-        "env": _env(_api_server(facts) | _EXECUTOR_SETTINGS),
+        "env": _env(_api_server(facts)),
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
     }
     keys = {
