@@ -16,6 +16,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import sys  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn  # noqa: E402
 
@@ -402,13 +403,16 @@ def _usage(error: Exception) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process. After a fault of the GPU without destructors: each would tell that it can't free its part."""
-    faults = sys.modules.get("trainer.device.faults")
-    if faults is not None and faults.card_is_gone:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    """Ends the process without taking the interpreter apart.
+
+    Libraries keep threads of their own: pyarrow's may still be reading ahead in a table that turned out bad. One that
+    asks for the interpreter's lock while that is dismantled aborts the process, and 134 would be tried again. After a
+    fault of the GPU, each destructor would tell that it can't free its part.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # `| head` has seen enough
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,21 @@ def test_only_folds_that_do_not_exist(empty, only):
     ended.fails(2, f"--only-folds {only}", "0 to 1")
 
 
+def test_no_thread_of_a_library_turns_an_end_into_an_abort(empty):
+    """What runs while the interpreter is taken apart (here: an exit handler that aborts) has no say in the exit code."""
+    path = empty.root / "header.csv"
+    path.write_text("timestamp,bid,ask\n")
+    code = (
+        "import atexit, os, runpy, sys\n"
+        f"sys.argv = ['trainer', 'precompute', '--run-id', 'r', '--runs', {str(empty.runs)!r}, '--data', {str(path)!r}]\n"
+        "atexit.register(os.abort)\n"
+        "runpy.run_module('trainer', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 2, done.stderr
+    assert "error: " in done.stderr
+
+
 # -- inspect, identity --
 
 
