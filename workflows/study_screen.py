@@ -24,6 +24,7 @@ _MARKS = {
 }
 _BAR = 12
 _FIGURES = ("l_q", "entropy", "wr", "hold_pct")
+_JUDGED = ("wr", "hold-pct")  # output parameters of a fold
 _PLAIN_EVERY = 30.0  # seconds between plain lines of a fold that only moved on
 _PAST_SHOWN = 3
 _NOT_RETRIED = "retryStrategy.expression evaluated to false"  # every failure that isn't retried says so
@@ -190,8 +191,7 @@ def _steps(task: Task) -> str:
 
 def _where(task: Task) -> str:
     if task.phase == status.SUCCEEDED:
-        figures = [f"wr {task.outputs['wr']}"] if task.outputs.get("wr") else []
-        return "  ".join([*figures, *([f"hold {task.outputs['hold-pct']}"] if task.outputs.get("hold-pct") else [])])
+        return "  ".join(f"{name.replace('-', '_')} {value}" for name in _JUDGED if (value := task.outputs.get(name)))
     if task.phase in status.OVER:
         return task.phase.lower()
     doing = {status.EVALUATING: "evaluating", status.SAVING: "saving", status.BACKOFF: "retry"}.get(task.phase, "")

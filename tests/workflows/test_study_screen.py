@@ -54,7 +54,12 @@ def test_what_a_done_fold_shows():
         "train", [{"phase": "Succeeded"}], "Succeeded", 0, {"wr": "0.6", "hold-pct": "44"}
     )
     (style, line), *rest = fold_block(status.build(study.tree, now=NOW).folds[0])
-    assert style == "green" and line.startswith("✓ fold 0") and "1000/1000" in line and line.endswith("wr 0.6  hold 44")
+    assert (
+        style == "green"
+        and line.startswith("✓ fold 0")
+        and "1000/1000" in line
+        and line.endswith("wr 0.6  hold_pct 44")
+    )
     assert not rest
 
 
