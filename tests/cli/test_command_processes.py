@@ -92,12 +92,12 @@ def test_only_folds_that_do_not_exist(empty, only):
 
 
 def test_no_thread_of_a_library_turns_an_end_into_an_abort(empty):
-    """What runs while the interpreter is taken apart (here: an exit handler that aborts) has no say in the exit code."""
+    """What runs while the interpreter is taken apart (here: an exit handler) has no say in the exit code."""
     path = empty.root / "header.csv"
     path.write_text("timestamp,bid,ask\n")
+    argv = ["trainer", "precompute", "--run-id", "r", "--runs", str(empty.runs), "--data", str(path)]
     code = (
-        "import atexit, os, runpy, sys\n"
-        f"sys.argv = ['trainer', 'precompute', '--run-id', 'r', '--runs', {str(empty.runs)!r}, '--data', {str(path)!r}]\n"
+        f"import atexit, os, runpy, sys\nsys.argv = {argv!r}\n"
         "atexit.register(os.abort)\n"
         "runpy.run_module('trainer', run_name='__main__')"
     )

@@ -264,7 +264,7 @@ def test_prices_are_exact_ticks_and_the_tick_is_their_divisor(tick, ticks):
         guess.add(part)
     divisor = int(np.gcd.reduce(np.array(ticks)))
     if divisor:
-        assert Decimal(guess.text) == divisor * Decimal(tick)
+        assert Decimal(guess.text_of("x")) == divisor * Decimal(tick)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_prices_are_exact_ticks_and_the_tick_is_their_divisor(tick, ticks):
 def test_a_tick_is_told_from_noise(prices, tick):
     guess = TickGuess()
     guess.add(np.array(prices))
-    assert guess.text == tick
+    assert guess.text_of("x") == tick
 
 
 # -- bad input --
@@ -322,6 +322,24 @@ def test_a_tick_is_told_from_noise(prices, tick):
 def test_bad_tables(tmp_path, text, message):
     with pytest.raises(DataError, match=f"(?s)x.csv: {message}|^x: {message}"):
         read(write(tmp_path / "x.csv", text), tick_size=0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,bid,ask\n", "no rows under the header\ncheck the file"),
+        (
+            "time,bid,ask\n2024-01-02,,\n2024-01-03,,\n",
+            "no price is defined in any row: all levels are empty\ngive data",
+        ),
+        ("time,bid,ask\n2024-01-02,0,0\n", "every price is 0, so no tick size can be told\nset data.tick_size"),
+        ("time,bid,ask\n" + "1704205800000000000,1,2\n" * 3 + "soon,1,2\n", "line 5: 'time' is 'soon', not a time"),
+        ("time,bid,ask\n" + "2024-01-02,1,2\n" * 3 + "1704205800000000000,1,2\n", "line 5: 'time' is '17042"),
+    ],
+)
+def test_bad_tables_whose_tick_size_is_inferred(tmp_path, text, message):
+    with pytest.raises(DataError, match=f"x.csv: {message}"):
+        read(write(tmp_path / "x.csv", text))
 
 
 def test_equal_rows_are_dropped_and_counted(tmp_path):

@@ -20,8 +20,12 @@ _EPOCHS = ((10**11, 10**9), (10**14, 10**6), (10**17, 10**3), (2**63, 1))  # bel
 def times(column: pl.Series, where: Where) -> np.ndarray:
     """int64 ns since 1970 [n]. Texts and times without a zone are UTC; numbers are s, ms, us or ns by magnitude."""
     if column.dtype == pl.String:
-        digits = column.str.strip_chars().str.contains(r"^\d{9,19}$").fill_null(False)
-        parsed = _epoch(column.str.strip_chars().cast(pl.Int64, strict=False)) if digits.all() else _text(column)
+        text = column.str.strip_chars()
+        digits = text.str.contains(r"^\d{9,19}$").fill_null(False)
+        if 2 * digits.sum() > len(digits):  # what most cells are: an odd one among them is the one that is named
+            parsed = _epoch(pl.select(pl.when(digits).then(text).cast(pl.Int64, strict=False)).to_series())
+        else:
+            parsed = _text(column)
     elif column.dtype == pl.Date or column.dtype.base_type() == pl.Datetime:
         parsed = (
             column.cast(pl.Datetime("ns"), strict=False).cast(pl.Int64)

@@ -68,8 +68,8 @@ def open_dbn(paths: list[Path], cfg: DataConfig) -> DbnFeed:
         info.note(f"tick size {definition.tick_size} from the definition in {definition.path.name}")
     else:
         guess = feed.guess_tick()
-        info.tick_size = guess.text
-        info.note(f"tick size {guess.text} inferred from {guess.prices:,} prices; data.tick_size overrules it")
+        info.tick_size = guess.text_of(str(data[0].path))
+        info.note(f"tick size {info.tick_size} inferred from {guess.prices:,} prices; data.tick_size overrules it")
     nano_tick(info.tick_size)
     return feed
 

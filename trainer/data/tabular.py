@@ -133,8 +133,8 @@ def open_tabular(paths: list[Path], kinds: list[str], cfg: DataConfig) -> Tabula
         info.tick_size = tick_text(cfg.tick_size)
     else:
         guess = feed.guess_tick()
-        info.tick_size = guess.text
-        info.note(f"tick size {guess.text} inferred from {guess.prices:,} prices; data.tick_size overrules it")
+        info.tick_size = guess.text_of(str(paths[0]))
+        info.note(f"tick size {info.tick_size} inferred from {guess.prices:,} prices; data.tick_size overrules it")
     nano_tick(info.tick_size)
     return feed
 
@@ -163,10 +163,13 @@ class TabularFeed:
         """Reads every price once."""
         guess = TickGuess()
         for table in self.tables:
-            meanings = table.columns.grid_prices()
+            meanings, rows = table.columns.grid_prices(), 0
             for frame, row in self._picked(table, meanings):
+                rows += len(frame)
                 for meaning in meanings:
                     guess.add(cells.floats(table.column(frame, meaning), table.at(row)))
+            if not rows:
+                raise self._no_rows(table)
         return guess
 
     def raw(self) -> Iterator[RawChunk]:

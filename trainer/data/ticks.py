@@ -60,11 +60,15 @@ class TickGuess:
         common = int(np.gcd.reduce(whole.astype(np.int64))) * unit
         self.gcd = int(np.gcd(common, self.gcd)) if self.gcd else common
 
-    @property
-    def text(self) -> str:
-        """The tick size found, as decimal text. Raises DataError when no price was seen."""
+    def text_of(self, place: str) -> str:
+        """The tick size found, as decimal text. Raises DataError for `place` when no price was seen there."""
+        if not self.prices:
+            raise DataError(
+                f"{place}: no price is defined in any row: all levels are empty\n"
+                "give data in which both sides are quoted"
+            )
         if not self.gcd:
-            raise DataError("tick size: no price in the input to infer it from\ngive data.tick_size")
+            raise DataError(f"{place}: every price is 0, so no tick size can be told\nset data.tick_size")
         return decimal_text(Decimal(self.gcd) / NANO)
 
 
