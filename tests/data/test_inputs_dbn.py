@@ -362,7 +362,7 @@ def test_all_levels_undefined(tmp_path):
     path = write_dbn(tmp_path / "f.dbn", "mbp-1", data)
     with pytest.raises(DataError, match="TEST: best bid or ask is undefined in all 4 rows"):
         read(path, tick_size=0.25)
-    with pytest.raises(DataError, match="f.dbn: no price is defined in any row: all levels are empty"):
+    with pytest.raises(DataError, match=r"f.dbn: no price is defined in any row: all levels are empty"):
         read(path)
 
 
