@@ -84,16 +84,30 @@ def config_identity(data: str, config: str, overrides: str) -> dict[str, Any]:
 
 def data_identity(data: str) -> str:
     """The data's address and size; for files here their absolute paths, so that the working folder doesn't matter."""
-    if "://" in data or data.partition(":")[0] == "synthetic":
+    if _is_uri(data):
         return data
-    parts = []
+    files = [Path(name) for name in local_files(data).split(",")]
+    return ",".join(f"{file.resolve()}:{file.stat().st_size}" for file in files)
+
+
+def local_files(data: str) -> str:
+    """The files that `data` names, separated by commas; a folder and a pattern become theirs in the order of names."""
+    if _is_uri(data):
+        return data
+    files = []
     for item in data.split(","):
-        paths = sorted(glob.glob(item)) if glob.has_magic(item) else [item]
-        if not paths or not all(os.path.exists(path) for path in paths):
+        paths = [Path(path) for path in (sorted(glob.glob(item)) if glob.has_magic(item) else [item])]
+        if not paths or not all(path.exists() for path in paths):
             raise UsageError(f"--data {item}: no such file or folder (looked from {os.getcwd()})")
-        files = [file for path in paths for file in _files(Path(path))]
-        parts += [f"{file.resolve()}:{file.stat().st_size}" for file in files]
-    return ",".join(parts)
+        found = [file for path in paths for file in _files(path)]
+        if not found:
+            raise UsageError(f"--data {item}: the folder is empty\nname the files with the market data")
+        files += [str(file) for file in found]
+    return ",".join(files)
+
+
+def _is_uri(data: str) -> bool:
+    return "://" in data or data.partition(":")[0] == "synthetic"
 
 
 def _files(path: Path) -> list[Path]:

@@ -41,7 +41,12 @@ DEFAULT_DATA = "synthetic:signal=0.75"
 def main(
     folds: Annotated[int, typer.Option(help="walk-forward folds, 1 to 100")] = 3,
     recipe: Annotated[str, typer.Option(help=f"one of {', '.join(RECIPES)}")] = RECIPES[0],
-    data: Annotated[str, typer.Option(help="file, folder or URI; none: the cluster's, here the synthetic market")] = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="file, folder, pattern or URI (several: a,b); none: the cluster's, here the synthetic market"
+        ),
+    ] = "",
     config: Annotated[str, typer.Option(help="profile or TOML file; none: as the cluster or hardware says")] = "",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, repeatable")] = None,
     symbol: Annotated[str, typer.Option(help="instrument of a file with several (data.symbol)")] = "",
@@ -103,7 +108,8 @@ def main(
         return run(cluster, recipe, {**given, **name_values(more or [])}, same_command(), how)
     refuse_here(context=context, namespace=namespace, parameter=more, image=image, json=as_json)
     profile, profile_why = choose_config(config)
-    parameters = {**asked, "data": data or DEFAULT_DATA, "config": profile, "runs": str(runs), "cache": str(cache)}
+    named = identity.local_files(data or DEFAULT_DATA)
+    parameters = {**asked, "data": named, "config": profile, "runs": str(runs), "cache": str(cache)}
     parameters["run-id"], run_why = settle_run_id(run_id, parameters)
     jobs = jobs or side_by_side(folds)
     print(f"backend  local ({where})")

@@ -83,11 +83,16 @@ def test_a_study_says_what_was_read_and_which_code_ran(
     command: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FOXHUNT_COMMIT")
-    done = command("submit", "--folds", "1", "--run-id", "r")
+    (tmp_path / "days").mkdir()
+    for name in ("2.csv", "1.csv"):
+        (tmp_path / "days" / name).touch()
+    done = command("submit", "--folds", "1", "--run-id", "r", "--data", "days")
     assert done.returncode == 0, done.stderr
     log = (tmp_path / RUN / "r" / "logs" / "precompute-1.log").read_text().splitlines()
     assert len(log) > 1 and log[0].startswith("$ ") and log[0] not in done.stdout
     assert "\n".join(f"  {line}" for line in log[1:]) in done.stdout
+    words = calls(tmp_path, "r")[0]["argv"]
+    assert words[words.index("--data") + 1] == "days/1.csv,days/2.csv"
     assert {c["env"]["FOXHUNT_COMMIT"] for c in calls(tmp_path, "r")} == {identity.code_identity()}
 
 

@@ -30,6 +30,18 @@ def test_data_is_known_by_address_and_size(tmp_path: Path, monkeypatch: pytest.M
             identity.data_identity(missing)
 
 
+def test_a_folder_and_a_pattern_are_their_files_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "days").mkdir()
+    with pytest.raises(UsageError, match="--data days: the folder is empty"):
+        identity.local_files("days")
+    for name in ("b.csv", "a.csv"):
+        (tmp_path / "days" / name).write_text("12")
+    assert identity.local_files("days") == identity.local_files("days/*.csv") == "days/a.csv,days/b.csv"
+    assert identity.local_files("days/b.csv,days/a.csv") == "days/b.csv,days/a.csv", "the order given is kept"
+    assert identity.local_files("synthetic:rows=9,seed=1") == "synthetic:rows=9,seed=1"
+
+
 def test_code_is_the_images_commit_or_the_checkouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert identity.code_identity() == "0123456789abcdef"
     monkeypatch.delenv("FOXHUNT_COMMIT")
