@@ -38,7 +38,10 @@ def main(
         print(f"{'removed' if yes else 'would remove'}  {size / 2**20:8.1f} MiB  {folder}")
         for path in files if yes else []:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    print(f"{total / 2**20:.1f} MiB" + ("" if yes or not total else "; add --yes to remove"))
+    if not total:
+        print(f"nothing to remove: no run beyond the newest {keep} was left alone for {older_than_days:g} days")
+        return
+    print(f"{total / 2**20:.1f} MiB" + ("" if yes else "; add --yes to remove"))
 
 
 def old_runs(runs: Path, days: float, keep: int) -> list[Path]:

@@ -286,7 +286,8 @@ def test_gc_shows_first_and_keeps_the_newest(command: Commands, tmp_path: Path) 
     assert len(list(tmp_path.rglob("fold_result.json"))) == 3
     command("gc", "--keep", "1", "--yes")
     assert [p.name for p in (tmp_path / RUN).iterdir()] == ["three"]
-    command("gc", "--keep", "0", "--older-than-days", "1e6", "--yes")
+    said = command("gc", "--keep", "0", "--older-than-days", "1e6", "--yes").stdout
+    assert said == "nothing to remove: no run beyond the newest 0 was left alone for 1e+06 days\n"
     assert [p.name for p in (tmp_path / RUN).iterdir()] == ["three"]
 
 
