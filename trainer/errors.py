@@ -83,6 +83,9 @@ def of_os_error(error: OSError) -> FoxhuntError | None:
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in _VOLUME:
         return Interrupted(f"{what}\nfree some space or check the volume, then run the same command again")
+    if error.errno == errno.EEXIST:  # mkdir
+        where = f"{error.filename}: a file stands where a folder must be"
+        return UsageError(f"{where}\nmove it away, or give another place")
     if error.errno in _PLACE:
         return UsageError(f"{what}\ngive a place that this user may read and write")
     return None

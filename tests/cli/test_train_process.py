@@ -265,6 +265,11 @@ def test_a_file_where_the_runs_folder_should_be(fresh, prepared):
     wrong.train().fails(2, str(wrong.runs))
 
 
+def test_a_file_where_the_fold_folder_should_be(fresh):
+    fresh.fold.write_text("in the way\n")
+    fresh.train().fails(2, str(fresh.fold), "a file stands where a folder must be", "move it away")
+
+
 def test_a_folder_that_may_not_be_written(fresh):
     with mounted(fresh.fold, "ro") if os.geteuid() == 0 else unwritable(fresh.fold):
         fresh.train().fails(2, str(fresh.fold), "can't write there", "give --runs a folder that this user may write")
