@@ -32,6 +32,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 _TRANSIENT = (errno.ENOSPC, errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.EDQUOT)
 NOT_FOUND = 127  # as a shell says it
+_ERROR = "error: "  # how every command begins to say why it failed
+_TAIL, _SAID = 8192, 200  # bytes of a log that are looked at, characters that are shown
 
 
 def seconds(text: str) -> float:
@@ -156,7 +158,7 @@ class Pods:
         try:
             code = await self._spawn(what, log, node.name)
             attempt.exit_code, attempt.status = (code if code >= 0 else 128 - code), nodes.FAILED
-            attempt.message = _message(code)
+            attempt.message = _message(code, last_error(log))
         except OSError as error:
             attempt.status = nodes.ERROR if error.errno in _TRANSIENT else nodes.FAILED
             attempt.message = f"can't start {what.argv[0]}: {error.strerror}"
@@ -257,9 +259,18 @@ def _next_number(logs: Path, name: str) -> int:
     return max(map(int, numbers), default=0) + 1
 
 
-def _message(code: int) -> str:
+def last_error(log: Path) -> str:
+    """What a process said when it failed: the first line of its last message, "" when it said nothing."""
+    with log.open("rb") as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - _TAIL))
+        lines = handle.read().decode(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith(_ERROR)), "").removeprefix(_ERROR)
+    return said if len(said) <= _SAID else f"{said[:_SAID]}..."
+
+
+def _message(code: int, said: str) -> str:
     if code >= 0:
-        return f"exit code {code}"
+        return f"exit code {code}: {said}" if code and said else f"exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:

@@ -146,12 +146,14 @@ def _say_interrupted(outcome: Outcome, submission: Submission) -> None:
 def _where(node: Node) -> str:
     if not node.attempts or node.phase == nodes.SUCCEEDED:
         return "done" if node.phase == nodes.SUCCEEDED else "not started"
+    if said := node.attempts[-1].message.partition(": ")[2]:  # it knows what it saved, if anything
+        return said
     step, total, _ = describe(node)
     return f"step {step}/{total}, {'saved' if node.exit_code == INTERRUPTED else node.message}"
 
 
 def _say_failed(node: Node) -> None:
-    print(f"\n{node.label}: {node.message}", file=sys.stderr)
+    print(f"\n{node.label}: {node.message.partition(': ')[0]}", file=sys.stderr)  # what it said follows whole
     if node.attempts:
         lines = log_lines(node.attempts[-1].log)
         first = next(

@@ -1,7 +1,8 @@
 """Stands in for `python -m trainer` in tests: the same command line and exit codes, behaviour told by FAKE_PLAN.
 
 FAKE_PLAN is JSON: "<command>" or "train<fold>" -> list of what to do at each call, the last one for ever:
-an exit code, "sigkill", "wait" (until SIGTERM, then 75) or "lease" (exit 2 with an error line).
+an exit code, "sigkill", "wait" (until SIGTERM, then 75), or with an error line "unsaved" (like "wait"), "full" (75) and
+"lease" (2).
 """
 
 import argparse
@@ -67,16 +68,24 @@ def act(what: object, name: str) -> None:
     print(json.dumps({"step": 10, "sps": 123.0, "wr": 0.5}), flush=True)
     if what == "sigkill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "wait":
+    if what in ("wait", "unsaved"):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+        if what == "unsaved":
+            signal.signal(signal.SIGTERM, lambda *_: fail("SIGTERM, and the save failed", 75))
         print("waiting", flush=True)
         time.sleep(600)
+    if what == "full":
+        fail("checkpoint-20.bin: no space left\nfree some space", 75)
     if what == "lease":
-        print("error: fold folder is owned by a live process\nwait for it", file=sys.stderr)
-        sys.exit(2)
+        fail("fold folder is owned by a live process\nwait for it", 2)
     if what:
         sys.exit(int(str(what)))
     progress.write_text("20/20")
+
+
+def fail(said: str, code: int) -> None:
+    print(f"error: {said}", file=sys.stderr)
+    sys.exit(code)
 
 
 def write_outputs(args: argparse.Namespace, folder: Path) -> None:

@@ -133,6 +133,23 @@ def test_an_error_line_of_a_pod_reaches_the_user(command: Commands, tmp_path: Pa
     assert "sps" not in done.stderr
 
 
+def test_why_an_attempt_comes_back_is_on_the_screen(command: Commands, tmp_path: Path) -> None:
+    done = command("submit", "--folds", "1", "--run-id", "r", FAKE_PLAN=plan(train0=["full", "full", 0]))
+    assert done.returncode == 0, done.stderr
+    assert "exit code 75: checkpoint-20.bin: no space left; again in 0.0 s" in done.stdout
+    assert "attempt 3 (exit code 75: checkpoint-20.bin: no space left)" in done.stdout
+    last = [c["env"]["FOXHUNT_LAST_MESSAGE"] for c in calls(tmp_path, "r") if c["name"] == "train0"]
+    assert last == ["", *["exit code 75: checkpoint-20.bin: no space left"] * 2]
+
+
+def test_an_interrupted_fold_that_could_not_save_is_not_said_to_be_saved(command: Commands, tmp_path: Path) -> None:
+    study = start("--folds", "1", "--run-id", "r", cwd=tmp_path, FAKE_PLAN=plan(train0=["unsaved"]))
+    until(lambda: waiting(tmp_path, "r", 1))
+    study.send_signal(signal.SIGINT)
+    said, _ = study.communicate(timeout=PATIENCE_S)
+    assert study.returncode == 75 and "fold 0 - 12-25 23:30: SIGTERM, and the save failed" in said, said
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_then_the_same_command(command: Commands, tmp_path: Path, number: int) -> None:
     acts = plan(train0=["wait", 0], train1=["wait", 0])
