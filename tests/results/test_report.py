@@ -244,6 +244,16 @@ def test_the_axis_label_stands_clear_of_the_edge_and_of_the_tick_labels(end):
         assert x - 5.2 * len(text) > label, text
 
 
+def test_the_figure_of_a_full_bar_stays_inside_the_picture():
+    from tests.results.study import make_result
+    from tests.results.test_fold_result import idle
+
+    svg = charts.action_chart(dict.fromkeys((0, 1, 2), make_result(idle(600))))
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    found = [float(x) for x in re.findall(r'x="([\d.]+)"[^>]*>100\.0<', svg)]
+    assert len(found) == 3 and max(found) + 5 * len("100.0") < width
+
+
 def test_a_page_of_very_many_folds_stays_small():
     """Base and curves of every picture, at the widest: curves that go up and down at each point."""
     folds = 60

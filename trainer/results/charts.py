@@ -321,7 +321,8 @@ def action_chart(results: Mapping[int, FoldResult]) -> str:
                 axis.text(value + 1, y, f"{value:.1f}", va="center", fontsize=7.5, color=MUTED)
             axis.set_yticks(range(len(ACTION_NAMES)), ACTION_NAMES)
             axis.set_ylim(len(ACTION_NAMES) - 0.5, -0.5)
-            axis.set_xlim(0, 100)
+            axis.set_xlim(0, 118)  # a bar of 100 % leaves its figure room
+            axis.set_xticks(range(0, 101, 20))
             axis.grid(axis="y", visible=False)
             axis.set_title(f"fold {fold}")
             axis.set_xlabel("% of decisions")
