@@ -18,17 +18,14 @@ OUT_OF_MEMORY = 2
 # error, operating system, system not ready, driver changed under us, MPS (its server's failures), unknown.
 LOST = {46, 100, 101, 127, 214, 220, 226, 304, 702, 714, 802, 803, *range(805, 811), 999}
 _CUBLAS_MEMORY = 3
-card_is_gone = False  # in this process: CUDA answers every further call with the same error
 AGAIN = "what was saved is kept; run the same command again"
 
 
 def of_device_error(error: BaseException, others: Mapping[int, int | None] | None = None) -> FoxhuntError | None:
     """The user's side of an exception of cupy, CUDA or cuBLAS; None for any other exception.
 
-    `others`: processes on the card but this one, found out when not given. But for memory an error of CUDA ends the use
-    of the card in this process, which `card_is_gone` then says.
+    `others`: processes on the card but this one, found out when not given.
     """
-    global card_is_gone
     if not _of_cuda(error):
         return None
     status = getattr(error, "status", None)
@@ -38,7 +35,6 @@ def of_device_error(error: BaseException, others: Mapping[int, int | None] | Non
     card = _management()
     if isinstance(error, MemoryError) or status == (_CUBLAS_MEMORY if blas else OUT_OF_MEMORY):
         return out_of_memory(first_line(error), card.others() if others is None and card else others or {})
-    card_is_gone = True
     where = f"last launched: {Region.launched}" if Region.launched else "before any region was launched"
     if (not blas and status in LOST) or (card is not None and card.lost()):
         return DeviceLost(
