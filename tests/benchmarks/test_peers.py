@@ -13,19 +13,13 @@ from benchmarks.peers import weights
 from benchmarks.peers.contest import AGREED, handed_over
 from kernels.isv import METRICS, OUTPUTS, SIGNALS, SLOTS
 from kernels.philox import Purpose, counter, uniform
+from tests.recipes.tiny import STEP as TINY
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import NumpyDevice
 from trainer.recipes.alpha_rl import AlphaRL
 
-TINY = {
-    "data": {"label_rows": 5},
-    "folds": {"folds": 1},
-    "env": {"n_backtests": 16, "episode_len": 12, "drawdown_ticks": 6.0},
-    "net": {"d_model": 8, "layers": 2, "window": 6, "d_state": 4, "headdim": 8, "hidden": 8, "backbone": 8},
-    "learn": {"batch": 16, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9, "seed": 5},
-}
 STEPS = 45  # into the third rollout; learning starts with the second
 TOLERANCE = 1e-5
 PLAIN_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

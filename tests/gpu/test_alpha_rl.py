@@ -5,21 +5,17 @@ import numpy as np
 import pytest
 
 from kernels.isv import SLOTS, STATE
+from tests.gpu.marks import NEEDS_ALL_KERNELS
 from tests.recipes.test_alpha_rl import COLLECT, TINY
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import NumpyDevice
-from trainer.device.cuda import CudaDevice, why_unavailable
-from trainer.device.source import missing_sources
+from trainer.device.cuda import CudaDevice
 from trainer.learn.checkpoint import state_hash
 from trainer.recipes.alpha_rl import AlphaRL
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
-    pytest.mark.skipif(bool(missing_sources()), reason=f"no CUDA source yet: {', '.join(missing_sources())}"),
-]
+pytestmark = NEEDS_ALL_KERNELS
 
 LEARN = 39
 STEPS = COLLECT + LEARN  # three ends of a rollout, so that this region is captured too

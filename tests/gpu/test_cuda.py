@@ -8,14 +8,15 @@ import pytest
 from kernels import adam_arena, gather_windows, grad_norm
 from kernels.isv import GROUPS, SIZE, SLOTS
 from kernels.spec import Arg, Kernel
+from tests.gpu.marks import NEEDS_GPU
 from tests.kernels.cases import CASES, RUNS
 from trainer.device.base import NumpyDevice, open_device
-from trainer.device.cuda import CudaDevice, why_unavailable
+from trainer.device.cuda import CudaDevice
 from trainer.device.fields import Field, allocate
 from trainer.device.source import missing_sources
 from trainer.errors import UsageError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
+pytestmark = NEEDS_GPU
 
 STEPS = 23
 

@@ -8,20 +8,21 @@ import pytest
 
 from kernels import grad_norm
 from kernels.spec import Arg, Kernel
+from tests.gpu.marks import NEEDS_GPU
 from tests.recipes.test_alpha_rl import COLLECT, TINY
 from trainer import __main__
 from trainer.config import RunConfig, build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import Field, allocate, open_device, probe, source
-from trainer.device.cuda import CudaDevice, why_unavailable
+from trainer.device.cuda import CudaDevice
 from trainer.device.faults import of_device_error
 from trainer.errors import DeviceLost, DeviceMemory, FoxhuntError
 from trainer.learn import checkpoint as ck
 from trainer.learn.loop import train
 from trainer.recipes.alpha_rl import AlphaRL
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
+pytestmark = NEEDS_GPU
 
 GIB = 1 << 30
 PATIENCE_S = 120

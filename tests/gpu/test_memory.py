@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.marks import NEEDS_GPU
 from tests.recipes.test_alpha_rl import COLLECT, TINY
 from trainer import bench
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
-from trainer.device.cuda import CudaDevice, why_unavailable
+from trainer.device.cuda import CudaDevice
 from trainer.recipes.alpha_rl import AlphaRL
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
+pytestmark = NEEDS_GPU
 
 REPO = Path(__file__).resolve().parents[2]
 STEPS = 10_000

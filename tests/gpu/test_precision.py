@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
+from tests.gpu.marks import NEEDS_GPU
 from tests.recipes.test_alpha_rl import COLLECT, TINY
 from trainer.config import build_config, load_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import NumpyDevice
-from trainer.device.cuda import CudaDevice, why_unavailable
+from trainer.device.cuda import CudaDevice
 from trainer.recipes.alpha_rl import AlphaRL
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
+pytestmark = NEEDS_GPU
 
 STEPS = 1000
 BATCHES = 10  # recorded states from step STEPS on

@@ -6,22 +6,17 @@ import threading
 import numpy as np
 import pytest
 
+from tests.gpu.marks import NEEDS_ALL_KERNELS
 from tests.learn import child
 from tests.recipes.test_alpha_rl import COLLECT, TINY
-from trainer.config import RunConfig, build_config
-from trainer.data.folds import FoldPlan, make_folds
-from trainer.data.market import synthetic_market
-from trainer.device.cuda import CudaDevice, CudaGraph, why_unavailable
-from trainer.device.source import missing_sources
+from tests.recipes.tiny import trading_world
+from trainer.config import RunConfig
+from trainer.device.cuda import CudaDevice, CudaGraph
 from trainer.learn import checkpoint as ck
 from trainer.learn.loop import train
 from trainer.recipes.alpha_rl import AlphaRL
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
-    pytest.mark.skipif(bool(missing_sources()), reason=f"no CUDA source yet: {', '.join(missing_sources())}"),
-]
+pytestmark = NEEDS_ALL_KERNELS
 
 STEPS = COLLECT + 45  # three ends of a rollout
 EVERY, LAG = 9, 7  # steps between validations, and from one to its result
@@ -38,9 +33,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 @pytest.fixture(scope="module")
 def world():
-    cfg = build_config(TINY | {"net": TINY["net"] | {"hold_bias": 0.0}})  # so that it trades, and results differ
-    market = synthetic_market("synthetic:rows=4000,signal=0.75")
-    return cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
+    return trading_world(TINY)
 
 
 def on_gpu(world):

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.test_alpha_rl import COLLECT, TINY
-from trainer.config import build_config
-from trainer.data.folds import FoldPlan, make_folds
-from trainer.data.market import synthetic_market
+from tests.recipes.tiny import trading_world
 from trainer.device import NumpyDevice
 from trainer.device.recording import RecordingDevice
 from trainer.learn.evaluator import CHUNK, chunk_plan
@@ -19,9 +17,7 @@ LEARNING = COLLECT + 3  # weights move
 
 @pytest.fixture(scope="module")
 def world():
-    cfg = build_config(TINY | {"net": TINY["net"] | {"hold_bias": 0.0}})  # so that it trades, and results differ
-    market = synthetic_market("synthetic:rows=4000,signal=0.75")
-    return cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
+    return trading_world(TINY)
 
 
 def bits(recipe):

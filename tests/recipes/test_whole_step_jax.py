@@ -7,6 +7,7 @@ import pytest
 
 from kernels.isv import GROUPS, SLOTS
 from tests.recipes.step_oracle import HEAD_ROWS, StepOracle
+from tests.recipes.tiny import STEP as TINY
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
@@ -14,13 +15,6 @@ from trainer.device import NumpyDevice
 from trainer.learn import replay
 from trainer.recipes.alpha_rl import AlphaRL
 
-TINY = {
-    "data": {"label_rows": 5},
-    "folds": {"folds": 1},
-    "env": {"n_backtests": 16, "episode_len": 12, "drawdown_ticks": 6.0},
-    "net": {"d_model": 8, "layers": 2, "window": 6, "d_state": 4, "headdim": 8, "hidden": 8, "backbone": 8},
-    "learn": {"batch": 16, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9, "seed": 5},
-}
 VARIANTS = {
     "gradient above the clip": {"grad_clip": 0.05},
     "gradient below the clip": {"grad_clip": 50.0},

@@ -1,0 +1,23 @@
+"""Tiny settings and worlds that tests of several stages share."""
+
+from typing import Any
+
+from trainer.config import StudyConfig, build_config
+from trainer.data.folds import Fold, FoldPlan, make_folds
+from trainer.data.market import Market, synthetic_market
+
+# Of the whole step, small enough for a float64 oracle beside it.
+STEP: dict[str, Any] = {
+    "data": {"label_rows": 5},
+    "folds": {"folds": 1},
+    "env": {"n_backtests": 16, "episode_len": 12, "drawdown_ticks": 6.0},
+    "net": {"d_model": 8, "layers": 2, "window": 6, "d_state": 4, "headdim": 8, "hidden": 8, "backbone": 8},
+    "learn": {"batch": 16, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9, "seed": 5},
+}
+
+
+def trading_world(sizes: dict[str, Any]) -> tuple[StudyConfig, Market, Fold]:
+    """A market with a signal, and a policy with no bias to hold: it trades, and results differ."""
+    cfg = build_config(sizes | {"net": sizes["net"] | {"hold_bias": 0.0}})
+    market = synthetic_market("synthetic:rows=4000,signal=0.75")
+    return cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
