@@ -45,6 +45,11 @@ def bits(arrays):
     return {name: a.tobytes() for name, a in arrays.items() if not name.startswith(("val.", "best."))}
 
 
+def of_training(figures):
+    """What a step was like: how much memory the process holds is left out, it has run other things before."""
+    return {name: value for name, value in figures.items() if not name.startswith("device_")}
+
+
 def differing(ours, want):
     return [name for name in want if ours[name] != want[name]]
 
@@ -56,7 +61,7 @@ def straight(world):
     for _ in range(STEPS):
         recipe.step()
         states.append(bits(recipe.snapshot()))
-        figures.append(recipe.metrics())
+        figures.append(of_training(recipe.metrics()))
     return states, figures
 
 
@@ -66,7 +71,7 @@ def walk(recipe):
     for step in range(1, STEPS + 1):
         recipe.step()
         if step > 1:
-            figures.append(recipe.metrics(lag=1))
+            figures.append(of_training(recipe.metrics(lag=1)))
         if found := recipe.validated():
             results[step] = found
         if step % EVERY == 0:
@@ -75,7 +80,7 @@ def walk(recipe):
             frozen[open_at], arrays = bits(arrays()), None
         if step % SAVED == 0:
             open_at, arrays = step, recipe.freeze()
-    figures.append(recipe.metrics())
+    figures.append(of_training(recipe.metrics()))
     return results, frozen, figures
 
 
