@@ -163,7 +163,7 @@ def test_the_command_says_it_in_one_line_with_exit_2(capsys):
 
 
 def test_memory_that_runs_out_all_the_same_is_an_error_with_advice(device):
-    _, all_of_it = device.cp.cuda.runtime.memGetInfo()  # what is free would not do: the pool gives its blocks back first
+    _, all_of_it = device.cp.cuda.runtime.memGetInfo()  # more than the free: the pool gives its blocks back first
     with pytest.raises(MemoryError) as caught:
         device.empty((all_of_it + GIB,), np.uint8)
     found = of_device_error(caught.value, others={})
