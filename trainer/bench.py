@@ -91,7 +91,7 @@ def _rate(recipe: AlphaRL, steps: int) -> dict[str, float]:
         each.append(1e3 * (time.perf_counter() - started))
     return {
         "steps_per_s": steps / seconds,
-        "env_steps_per_s": steps / seconds * recipe.cfg.env.n_backtests,
+        "env_steps_per_s": steps / seconds * recipe.env_steps,
         "updates_per_s": steps / seconds,
         "step_ms": 1e3 * seconds / steps,
         "step_ms_median_one_by_one": statistics.median(each),

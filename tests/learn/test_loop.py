@@ -29,6 +29,10 @@ class Counter:
     def step_count(self):
         return int(self.state["clock.step"][0])
 
+    @property
+    def env_steps(self):
+        return 64
+
     def step(self):
         for array in self.state.values():
             array += 1
@@ -149,11 +153,11 @@ def test_bad_weights_are_never_written(tmp_path):
     assert [found.step for found in saved(tmp_path)] == [10]
 
 
-def test_a_bad_gradient_stops_the_run_at_its_line_one_step_later(tmp_path):
+def test_a_bad_gradient_stops_the_run_one_step_later(tmp_path):
     recipe = Counter(bad_from=13)
-    with pytest.raises(FoxhuntError, match=r"fold 0, step 15: opt.grad is not finite"):
+    with pytest.raises(FoxhuntError, match=r"fold 0, step 13: opt.grad is not finite"):
         run(recipe, tmp_path)
-    assert recipe.step_count == 16 and [found.step for found in saved(tmp_path)] == [10]
+    assert recipe.step_count == 14 and [found.step for found in saved(tmp_path)] == [10]
     assert [line["step"] for line in read_metrics(tmp_path)] == [5, 10]
 
 
@@ -162,6 +166,7 @@ def test_a_line_tells_of_its_own_step(tmp_path):
     lines = read_metrics(tmp_path)
     assert [line["step"] for line in lines] == [5, 10, 15, 20, 23]
     assert [line["counted"] for line in lines] == [5, 10, 15, 20, 23]
+    assert all(line["env_steps_per_s"] == pytest.approx(64 * line["sps"], rel=1e-2) for line in lines)
 
 
 def test_a_line_is_written_when_the_run_is_stopped_at_its_step(tmp_path):

@@ -42,6 +42,10 @@ class Recipe(Protocol):
     @property
     def step_count(self) -> int: ...
 
+    @property
+    def env_steps(self) -> int:
+        """Decisions of the environment in one step, all backtests together."""
+
     def step(self) -> None:
         """One step: chooses regions on the host and starts them; waits for none of them."""
 
@@ -266,12 +270,11 @@ class _Training:
         return final()
 
     def _observe(self, step: int, lag: int) -> None:
-        """Waits for `step`, `lag` steps ago: the host is never further ahead. Where a line is due it is written, or the
-        run stops because the step went bad; in between, `_verify` keeps bad steps out of the checkpoints."""
-        bad = self.recipe.went_bad(lag)
+        """Waits for `step`, `lag` steps ago: the host is never further ahead. A step that went bad ends the run there
+        and then; what was frozen in the meantime, `_verify` keeps out of the checkpoints."""
+        if self.recipe.went_bad(lag):
+            self._fail(step, self.recipe.first_bad_array() or "opt.grad")
         if step > self.told_step and (step % self.cfg.metrics_every == 0 or step == self.cfg.n_steps):
-            if bad:
-                self._fail(step, self.recipe.first_bad_array() or "opt.grad")
             self._measure(step, lag)
 
     def _measure(self, step: int, lag: int) -> None:
@@ -281,7 +284,8 @@ class _Training:
         if bad:
             self._fail(step, self.recipe.first_bad_array() or bad)
         values |= self.validation
-        values["sps"] = round((step - self.measured_step) / max(now - self.measured_at, 1e-9), 2)
+        rate = (step - self.measured_step) / max(now - self.measured_at, 1e-9)
+        values |= {"sps": round(rate, 2), "env_steps_per_s": round(rate * self.recipe.env_steps)}
         if self.writer.last_step is not None and self.writer.last_time is not None:
             values["checkpoint_step"] = self.writer.last_step
             values["checkpoint_age_s"] = round(time.time() - self.writer.last_time, 1)

@@ -98,6 +98,10 @@ class AlphaRL:
     def step_count(self) -> int:
         return self.steps
 
+    @property
+    def env_steps(self) -> int:
+        return self.cfg.env.n_backtests
+
     def step(self) -> None:
         if self.boundary.finished and self.steps >= self.warm_steps:
             self.learn_region()
