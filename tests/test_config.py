@@ -17,6 +17,7 @@ def test_shipped_profiles_build(name):
         (["env.fee_tick=1"], ["env.fee_tick", "did you mean 'env.fee_ticks'"]),
         (["env.n_backtests=63"], ["learn.batch 64 must divide env.n_backtests 63"]),
         (["env.fee_ticks=-1"], ["env.fee_ticks", "-1"]),
+        (["env.fee_ticks=0.0004"], ["--set: env: fee_ticks 0.0004", "write 0, or 0.001 or more"]),
         (["fee=1"], ["section.key=value"]),
         (["learn.v_min=5", "learn.v_max=-5"], ["--set: learn: v_max -5 must be above v_min 5"]),
         (["eval.hold_pct_min=80"], ["hold_pct_max 70 must be above hold_pct_min 80"]),
@@ -32,6 +33,12 @@ def test_bad_overrides_name_the_key(overrides, words):
         assert word in str(error.value)
     assert str(error.value).startswith("--set"), "the profile is not where the mistake is"
     assert len(str(error.value)) < 200, "a rule over several keys shows no whole section"
+
+
+def test_an_unknown_controller_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"frozen: no controller is named 'gama' \(did you mean 'gamma'\?\)") as e:
+        load_config("cpu-demo", ["learn.frozen=['gama']"])
+    assert "choose from all, gamma, tau" in str(e.value)
 
 
 def test_unknown_profile_shows_the_nearest():

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kernels.isv import OUTPUTS
 from trainer.errors import ConfigError, nearest
 
 PROFILES = Path(__file__).with_name("profiles")
@@ -70,6 +71,8 @@ class EnvConfig(_Config):
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
+        if self.fee_ticks and not round(self.fee_ticks * 1000):
+            raise ValueError(f"fee_ticks {self.fee_ticks:g} rounds to nothing: write 0, or 0.001 or more")
         if self.lots_large <= self.lots_small:
             raise ValueError("lots_large must be above lots_small")
         if not 0 < self.trail_ticks[0] < self.trail_ticks[1] < self.trail_ticks[2]:
@@ -134,6 +137,12 @@ class LearnConfig(_Config):
     def _check(self) -> LearnConfig:
         if self.v_max <= self.v_min:
             raise ValueError(f"v_max {self.v_max:g} must be above v_min {self.v_min:g}")
+        for name in self.frozen:
+            if name not in (*OUTPUTS, "all"):
+                raise ValueError(
+                    f"frozen: no controller is named {name!r}{nearest(name, [*OUTPUTS, 'all'])}\n"
+                    f"choose from all, {', '.join(OUTPUTS)}"
+                )
         return self
 
 

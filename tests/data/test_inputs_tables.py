@@ -188,6 +188,16 @@ def test_one_sided_quotes_and_missing_deep_levels(tmp_path):
     assert rows.bid_sz[:, 0].tolist() == [7, 0]
 
 
+def test_a_sampling_that_only_repeats_rows_is_said(tmp_path):
+    lines = [f"{(1_700_000_000 + i) * SECOND},{100 + i % 3},{101 + i % 3},5,5" for i in range(40)]
+    book = write(tmp_path / "s.csv", "\n".join(["ts_event,bid_px_00,ask_px_00,bid_sz_00,ask_sz_00", *lines]) + "\n")
+    rows, info = read(book, sample="100ms")
+    (note,) = (n for n in info.notes if "repeat the row before" in n)
+    assert f"{len(rows):,} rows of 100ms hold 40 states" in note and "data.sample=1s has fewer" in note
+    for sample in ("1s", "event"):
+        assert not any("repeat" in note for note in read(book, sample=sample)[1].notes)
+
+
 def test_symbols(tmp_path):
     text = "timestamp,symbol,bid,ask\n" + "".join(
         f"2024-01-02 10:0{i},{'AB'[i % 2]},{i + 1},{i + 2}\n" for i in range(6)

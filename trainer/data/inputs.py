@@ -14,11 +14,12 @@ from pathlib import Path
 from trainer.config import DataConfig
 from trainer.data.clean import clean
 from trainer.data.frame import BookFrame, Feed, Series, concat
-from trainer.data.sampling import resolve, sample_rows
+from trainer.data.sampling import coarser, resolve, sample_rows
 from trainer.data.streams import check_file, file_digest, sniff
 from trainer.errors import DataError
 
 _BARS_A_GAP = 4  # long bars: a weekend doesn't part daily bars, and does part hourly ones
+_REPEATS = 4  # rows a state from which a sampling is said to be too fine
 _BATCH = 1 << 12  # rows gathered before a chunk is handed on, so that small blocks cost little downstream
 
 
@@ -41,8 +42,28 @@ class FileSeries:
         """Frames in time order, none empty, of bounded size. Raises DataError where the input is bad."""
         self.info.cleaning.clear()
         self.info.counts.clear()
-        rows = sample_rows(clean(self.feed, self.gap_ns), self.info.sampling, self.info.symbol)
-        yield from _batched(rows)
+        states = made = 0
+
+        def counted() -> Iterator[BookFrame]:
+            nonlocal states
+            for frame in clean(self.feed, self.gap_ns):
+                states += len(frame)
+                yield frame
+
+        for frame in _batched(sample_rows(counted(), self.info.sampling, self.info.symbol)):
+            made += len(frame)
+            yield frame
+        if made >= _REPEATS * max(states, 1):
+            self._note_repeats(states, made)
+
+    def _note_repeats(self, states: int, made: int) -> None:
+        """Rows that repeat the one before cost time and teach nothing."""
+        sample = self.info.sampling
+        better = coarser(sample, made, states) or "event"
+        self.info.note(
+            f"{made:,} rows of {sample} hold {states:,} states, so most repeat the row before; "
+            f"data.sample={better} has fewer"
+        )
 
 
 def open_series(uris: Sequence[str | Path], cfg: DataConfig) -> Series:
