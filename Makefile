@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 export OPENBLAS_NUM_THREADS = 1
 export OMP_NUM_THREADS = 1
-.PHONY: setup demo test test-slow cluster-up cluster-test cluster-down lint format render bench clean
+.PHONY: setup demo test test-slow cluster-up cluster-test cluster-down lint format render bench gpu clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,11 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.run
+
+# On a machine with an NVIDIA GPU: kernels, GPU tests, timings, peers (these where torch or jax are installed)
+gpu: setup
+	$(BIN)/pip install -q -e '.[gpu]'
+	$(BIN)/python -m benchmarks.gpu
 
 render: setup
 	$(BIN)/python -m workflows.render

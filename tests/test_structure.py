@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # A module may import what stands before it. kernels and the vocabulary come first: everything is built of them.
 ORDER = [
-    "trainer.errors", "trainer.files", "trainer.paths", "trainer.logs", "trainer.config", "kernels", "trainer.device",
+    "trainer.errors", "trainer.files", "trainer.paths", "trainer.logs", "kernels", "trainer.config", "trainer.device",
     "trainer.data", "trainer.env", "trainer.nets", "trainer.learn", "trainer.recipes", "trainer.results",
 ]  # fmt: skip
 TOP = {"trainer.study", "trainer.verify", "trainer.bench", "trainer.inspection", "trainer.__main__"}
