@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.config import N_ACTIONS, N_ATOMS
-
+N_ACTIONS = 11
+N_ATOMS = 21
 WIDTH = 256  # W: columns of `out`, padded to what a GEMM likes
 N_AUX = 3  # down, flat, up
 Q = slice(0, N_ACTIONS * N_ATOMS)

@@ -18,8 +18,6 @@ from kernels.isv import OUTPUTS
 from trainer.errors import ConfigError, nearest
 
 PROFILES = Path(__file__).with_name("profiles")
-N_ACTIONS = 11
-N_ATOMS = 21
 N_PRIVATE = 8
 
 

@@ -19,7 +19,8 @@ from kernels.env_step import (
     TIGHTEN,
     UNDEF,
 )
-from trainer.config import N_ACTIONS, StudyConfig
+from kernels.heads import N_ACTIONS
+from trainer.config import StudyConfig
 
 State = dict[str, Any]
 STATE = ("row", "end_row", "episode_row", "position", "target", "pending_row", "cash", "equity", "peak", "entry_cash")

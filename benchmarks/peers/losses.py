@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config import N_ACTIONS, N_ATOMS, LearnConfig
+from kernels.heads import N_ACTIONS, N_ATOMS
+from trainer.config import LearnConfig
 from trainer.nets.heads import AUX, POLICY, VALUE, Q
 
 State = dict[str, Any]

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from kernels.heads import N_ACTIONS, N_ATOMS
 from kernels.isv import GROUPS
-from trainer.config import N_ACTIONS, N_ATOMS, NetConfig, load_config
+from trainer.config import NetConfig, load_config
 from trainer.nets.arena import Entry, ParamLayout, constant
 from trainer.nets.heads import AUX, HOLD, POLICY, USED, VALUE, WIDTH, Q
 from trainer.nets.network import Network

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.env_step import PARKED, RANDOM, TRUNCATED, Action
-from trainer.config import N_ACTIONS, N_PRIVATE, StudyConfig
+from kernels.heads import N_ACTIONS
+from trainer.config import N_PRIVATE, StudyConfig
 from trainer.device.fields import Field
 from trainer.env.actions import HOLD, target_table
 from trainer.errors import DataError

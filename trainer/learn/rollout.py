@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from kernels import gae, rollout_end, rollout_serve, rollout_write
+from kernels.heads import N_ACTIONS
 from kernels.rollout_write import STAGED
-from trainer.config import N_ACTIONS, N_PRIVATE, LearnConfig, StudyConfig
+from trainer.config import N_PRIVATE, LearnConfig, StudyConfig
 from trainer.device import Device, Field
 
 TM = 128  # longest rollout

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import N_ACTIONS, N_ATOMS, NetConfig
+from kernels.heads import N_ACTIONS, N_ATOMS
+from trainer.config import NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
 from trainer.nets.arena import Entry, ParamLayout

@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernels.env_step import MILLI
-from trainer.config import N_ACTIONS, EvalConfig
+from kernels.heads import N_ACTIONS
+from trainer.config import EvalConfig
 from trainer.errors import DataError
 from trainer.files import write_atomic, write_json
 from trainer.results.eval_run import ACTION_NAMES, ENDS, EvalRun, Lane, Trades, build_trades
