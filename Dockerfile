@@ -6,18 +6,22 @@
 # The driver itself comes from the node (NVIDIA's container runtime or device plugin), so CPU and GPU share one base.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
-FROM ${BASE} AS dependencies
+# What the image needs, and no word more: the heavy layer below is built again when this list changes, and not for a
+# change of the code or of what only developers install.
+FROM ${BASE} AS requirements
 # "" or an optional dependency group of pyproject.toml: gpu, gpu-cu12
 ARG EXTRA=""
+WORKDIR /build
+COPY pyproject.toml .
+RUN python3 -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; extra = sys.argv[1]; print(*p['dependencies'], *(p['optional-dependencies'][extra] if extra else []), sep='\n')" "${EXTRA}" > requirements.txt
+
+FROM ${BASE} AS dependencies
 # Not defaults but permissions: a mirror of the package index, given at build time, reaches pip by these names.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-WORKDIR /build
-COPY pyproject.toml .
-# Only pyproject.toml is read here, so that a change of the code leaves this layer, the heavy one, in the cache.
+COPY --from=requirements /build/requirements.txt /build/requirements.txt
 RUN python3 -m venv /opt/venv \
- && python3 -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; extra = sys.argv[1]; print(*p['dependencies'], *(p['optional-dependencies'][extra] if extra else []), sep='\n')" "${EXTRA}" > requirements.txt \
- && /opt/venv/bin/pip install --no-cache-dir --requirement requirements.txt
+ && /opt/venv/bin/pip install --no-cache-dir --requirement /build/requirements.txt
 
 FROM ${BASE}
 COPY --from=dependencies /opt/venv /opt/venv

@@ -52,17 +52,20 @@ def settings(stage: list[tuple[str, str]], word: str) -> dict[str, str]:
 def test_the_base_is_a_build_argument_of_every_stage():
     first = instructions()[0]
     assert first[0] == "ARG" and re.fullmatch(r"BASE=\S+python:3\.11\S*", first[1])
-    assert [rests(stage, "FROM")[0].split()[0] for stage in stages()] == ["${BASE}", "${BASE}"]
+    assert [rests(stage, "FROM")[0].split()[0] for stage in stages()] == ["${BASE}"] * 3
 
 
 def test_dependencies_come_first_and_know_nothing_of_the_code():
-    build, final = stages()
-    assert rests(build, "COPY") == ["pyproject.toml ."]
-    assert rests(final, "COPY")[0].startswith("--from=")
+    listed, build, final = stages()
+    assert rests(listed, "COPY") == ["pyproject.toml ."] and rests(listed, "FROM")[0].endswith(" AS requirements")
+    (wanted,) = rests(build, "COPY")  # what only developers install is not in it
+    assert wanted.split()[0] == "--from=requirements" and wanted.endswith("requirements.txt")
+    assert "pip" not in rests(listed, "RUN")[0] and "pip install" in rests(build, "RUN")[0]
+    assert rests(final, "COPY")[0].startswith("--from=dependencies ")
     words = [word for word, _ in final]
     late = min(words.index("ARG"), words.index("LABEL"))
     assert not {"RUN", "COPY"} & set(words[late:]), "another commit would rebuild what comes after it"
-    assert not [rest for _, rest in build if "COMMIT" in rest or "BRANCH" in rest]
+    assert not [rest for _, rest in listed + build if "COMMIT" in rest or "BRANCH" in rest]
 
 
 def dependency_lines(extra: str) -> subprocess.CompletedProcess[str]:
@@ -109,7 +112,7 @@ def ignored(path: str) -> bool:
 
 
 def test_the_context_is_what_the_image_needs():
-    copied = [rest.split()[0] for rest in rests(stages()[1], "COPY")[1:]]
+    copied = [rest.split()[0] for rest in rests(stages()[-1], "COPY")[1:]]
     packages = [p.rstrip("*") for p in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
     assert sorted(copied) == sorted(packages)
     allowed = {p.name for p in ROOT.iterdir() if not ignored(p.name)}
@@ -120,7 +123,7 @@ def test_the_context_is_what_the_image_needs():
 
 
 def test_it_runs_as_nobody_special_and_says_no_entrypoint():
-    final = stages()[1]
+    final = stages()[-1]
     assert rests(final, "USER") == ["1000:1000"]
     assert [word for word, _ in final].index("USER") > max(i for i, (word, _) in enumerate(final) if word == "RUN")
     assert not rests(final, "ENTRYPOINT")
@@ -128,15 +131,15 @@ def test_it_runs_as_nobody_special_and_says_no_entrypoint():
 
 
 def test_caches_lie_where_pods_have_a_volume():
-    env = settings(stages()[1], "ENV")
+    env = settings(stages()[-1], "ENV")
     of_pods = {e.name: e.value for e in environment() if str(e.value).startswith(CACHES_MOUNT)}
     assert of_pods and {name: env.get(name) for name in of_pods} == of_pods
     assert env["PYTHONDONTWRITEBYTECODE"] == "1"
-    assert any(f"-m 1777 {CACHES_MOUNT}" in rest for rest in rests(stages()[1], "RUN"))
+    assert any(f"-m 1777 {CACHES_MOUNT}" in rest for rest in rests(stages()[-1], "RUN"))
 
 
 def test_commit_and_branch_are_inside():
-    final = stages()[1]
+    final = stages()[-1]
     env, labels = settings(final, "ENV"), settings(final, "LABEL")
     assert (env["FOXHUNT_COMMIT"], env["FOXHUNT_BRANCH"]) == ("${COMMIT}", "${BRANCH}")
     assert labels["org.opencontainers.image.revision"] == "${COMMIT}"
