@@ -271,4 +271,4 @@ def test_a_fold_that_fails_for_good_leaves_the_others_and_a_report(own: Own, und
     assert "exit code 3" in gate["message"]
     assert {fold: live.done("one-fails", fold) for fold in (0, 2)} == {fold: undisturbed.folds[fold] for fold in (0, 2)}
     assert "fold 1" in live.read("one-fails", "report.html")
-    assert live.foxhunt("watch", name).returncode == 3
+    assert live.foxhunt("watch", name).returncode == 2, "the fold's own code says more than the gate's"
