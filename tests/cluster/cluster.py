@@ -38,11 +38,16 @@ def prepare() -> tuple[str, dict[str, Path]]:
     """Packages, programs and images, kept from one cluster to the next: (the project's image, image -> archive)."""
     if reason := prerequisites.reason_to_skip() or prerequisites.install():
         raise Skip(reason)
-    with _step("programs"):
-        builds.build()
-    with _step("images"):
-        image, archive = images.project()
-        return image, {**images.tools(), image: archive}
+    try:
+        with _step("programs"):
+            builds.build()
+        with _step("images"):
+            image, archive = images.project()
+            return image, {**images.tools(), image: archive}
+    except host.ClusterError as error:
+        if said := host.unreachable(error):
+            raise Skip(f"what the test cluster is built of can't be fetched here: {said}") from error
+        raise
 
 
 def up() -> Facts:

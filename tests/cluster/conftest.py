@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def own(live: Live) -> tuple[Live, Facts]:
     if live.facts is None:
         pytest.skip("needs the tests' own cluster, and FOXHUNT_TEST_KUBECONFIG names another")
     return live, live.facts
+
+
+_BEGAN = time.monotonic()
+
+
+@pytest.fixture(autouse=True)
+def _in_time() -> None:
+    """With FOXHUNT_CLUSTER_MINUTES, tests that would start later than that are skipped: a pipeline has a time limit,
+    and a slow machine may need most of it to build the cluster. Comes after the fixtures of the session."""
+    minutes = float(os.environ.get("FOXHUNT_CLUSTER_MINUTES", "inf"))
+    if time.monotonic() - _BEGAN > 60 * minutes:
+        pytest.skip(f"NOT RUN: the {minutes:g} minutes of FOXHUNT_CLUSTER_MINUTES are used up")
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,25 @@ class ClusterError(Exception):
     """The test cluster could not do what it was asked; the message ends with what its logs say."""
 
 
+# What Go, apt, debootstrap and pip say when there is nothing to fetch from.
+_UNREACHABLE = (
+    "dial tcp",
+    "no such host",
+    "i/o timeout",
+    "Temporary failure in name resolution",
+    "Could not resolve",
+    "Couldn't download",
+    "Failed to establish a new connection",
+    "No matching distribution found",
+)
+
+
+def unreachable(error: ClusterError) -> str:
+    """The line of an error that says that something can't be fetched here; "" for any other error."""
+    lines = str(error).splitlines()
+    return next((line.strip() for line in lines if any(sign in line for sign in _UNREACHABLE)), "")
+
+
 def run(*argv: str | Path, stdin: str | None = None, env: dict[str, str] | None = None, **more: Any) -> str:
     """Output of a command. Raises ClusterError with what it said."""
     words = [str(word) for word in argv]
