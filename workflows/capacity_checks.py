@@ -119,11 +119,11 @@ def free_gpus(scope: Scope) -> Iterator[Finding]:
     nodes = {n.metadata.name: n for n in scope.nodes["gpu-pool"] if is_ready(n) and not n.spec.unschedulable}
     there = sum(int(quantity((n.status.allocatable or {}).get(GPU))) for n in nodes.values())
     if not there:
-        if nodes or not scope.scales_from_zero:
+        if nodes:
             todo = f"is the device plugin at work? {kube.kubectl('get nodes -o yaml')} shows no {GPU} in allocatable"
             yield Finding("gpus", State.failed, f"{value}: no node offers {GPU}", todo)
-        else:
-            yield Finding("gpus", State.unknown, f"{value} has no node now")
+        else:  # what that means was said of the pool
+            yield Finding("gpus", State.unknown, f"{value} has no ready node now")
         return
     try:
         pods = readable(lambda: kube.call(kube.core.list_pod_for_all_namespaces).items) or []
