@@ -29,7 +29,11 @@ def test_arenas_are_summed_and_sorted():
 
 @pytest.mark.parametrize("arena", ["market", "replay", "rollout", "joint"])
 def test_too_little_memory_is_refused_before_allocating(arena):
-    fields = [Field(f"{arena}.big", (3 * GIB // 4,)), Field("env.row", (8,), "int32"), Field("isv", (585,))]
+    fields = [
+        Field(f"{arena}.big", (3 * GIB // 4,), kind="scratch"),
+        Field("env.row", (8,), "int32"),
+        Field("isv", (585,)),
+    ]
     with pytest.raises(DeviceMemory) as caught:
         allocate(SmallDevice(2 * GIB), fields)
     text = str(caught.value)
@@ -49,7 +53,7 @@ def test_what_fits_is_allocated():
     seen = {}
     device.require_room = seen.update
     allocate(device, [Field("a.x", (7,)), Field("b.y", (3, 2), "int64", "scratch")], np.float64)
-    assert seen == {"a.x": 56, "b.y": 48}
+    assert seen == {"a.x": 56, "b.y": 48, "checkpoint.copy": 56}, "state is copied on the device before it is saved"
 
 
 def test_every_hint_names_an_arena_that_a_run_has():

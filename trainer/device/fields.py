@@ -96,7 +96,9 @@ def allocate(device: Device, fields: Iterable[Field], real: Any = np.float32) ->
     if len(dtypes) < len(fields):
         names = [f.name for f in fields]
         raise ValueError(f"two fields are named {next(n for n in names if names.count(n) > 1)}")
-    device.require_room({f.name: _nbytes(dtypes[f.name], f.shape) for f in fields})
+    sizes = {f.name: _nbytes(dtypes[f.name], f.shape) for f in fields}
+    copied = sum(sizes[f.name] for f in fields if f.kind == "state")  # a checkpoint is copied on the device first
+    device.require_room(sizes | ({"checkpoint.copy": copied} if copied else {}))
     first, size = {}, 0
     for f in fields:
         if f.kind == "state":
