@@ -12,7 +12,7 @@ import sys
 import time
 
 from tests.cluster import cluster
-from tests.cluster.host import ClusterError
+from tests.cluster.host import ClusterError, Skip
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
         return 0 if argv in (["-h"], ["--help"]) else 2
     try:
         commands[argv[0]]()
-    except cluster.Skip as reason:
+    except Skip as reason:
         print(f"skipped: {reason}")
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)

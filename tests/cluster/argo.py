@@ -24,7 +24,7 @@ _CONTROLLER_SETTINGS = {
     "ARGO_PROGRESS_PATCH_TICK_DURATION": "2s",  # by default a minute, longer than a fold of the tests
 }
 # What the templates' defaults must be on a machine where three nodes share a few cores and gigabytes.
-SMALL = {"memory-mi": "1500", "cpu-memory-mi": "1500", "cpus": "0.1", "cpu-cpus": "0.1"}
+SMALL = {"memory-mi": "1500", "cpu-memory-mi": "1500", "cpus": "0.1"}
 
 
 def _namespace() -> dict[str, Any]:
@@ -173,12 +173,14 @@ def install_templates(facts: Facts) -> None:
     from workflows.render import rendered_templates
 
     values = {"image": facts.image, "data": DATA, "config": "cpu-demo", "set": set_text(), **SMALL}
-    objects = []
+    objects, known = [], set()
     for tree in rendered_templates().values():
         for parameter in tree["spec"]["arguments"]["parameters"]:
+            known.add(parameter["name"])
             parameter["value"] = values.get(parameter["name"], parameter["value"])
         tree["metadata"]["namespace"] = NAMESPACE
         objects.append(tree)
+    assert known >= values.keys(), f"no template has {values.keys() - known}"
     apply(objects)
 
 

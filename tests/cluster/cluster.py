@@ -14,11 +14,8 @@ from pathlib import Path
 
 from tests.cluster import argo, builds, host, images, node, prerequisites, s3
 from tests.cluster.control_plane import start_control_plane
+from tests.cluster.host import Skip
 from tests.cluster.layout import CGROUP, NODES, RUN, Facts
-
-
-class Skip(Exception):
-    """This machine can't run the cluster; the message says why."""
 
 
 @contextmanager
@@ -41,6 +38,8 @@ def prepare() -> tuple[str, dict[str, Path]]:
     try:
         with _step("programs"):
             builds.build()
+        if reason := host.time_is_up():
+            raise Skip(reason)
         with _step("images"):
             image, archive = images.project()
             return image, {**images.tools(), image: archive}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import builds, cluster
+from tests.cluster import builds, cluster, host
 from tests.cluster.layout import ADMIN, Facts
 from tests.cluster.live import Live, find_kubectl
 from tests.cluster.undisturbed import Undisturbed, run_undisturbed
@@ -26,7 +25,7 @@ def live() -> Iterator[Live]:
     was_up = cluster.is_up()
     try:
         facts = cluster.up()
-    except cluster.Skip as reason:
+    except host.Skip as reason:
         pytest.skip(str(reason))
     there = Live(ADMIN, str(builds.program("kubectl")), facts)
     try:
@@ -45,16 +44,11 @@ def own(live: Live) -> tuple[Live, Facts]:
     return live, live.facts
 
 
-_BEGAN = time.monotonic()
-
-
 @pytest.fixture(autouse=True)
 def _in_time() -> None:
-    """With FOXHUNT_CLUSTER_MINUTES, tests that would start later than that are skipped: a pipeline has a time limit,
-    and a slow machine may need most of it to build the cluster. Comes after the fixtures of the session."""
-    minutes = float(os.environ.get("FOXHUNT_CLUSTER_MINUTES", "inf"))
-    if time.monotonic() - _BEGAN > 60 * minutes:
-        pytest.skip(f"NOT RUN: the {minutes:g} minutes of FOXHUNT_CLUSTER_MINUTES are used up")
+    """Comes after the fixtures of the session, so after the builds."""
+    if reason := host.time_is_up():
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

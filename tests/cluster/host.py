@@ -24,10 +24,11 @@ from tests.cluster.layout import BRIDGE, CACHE, CGROUP, LOGS, RUN
 
 JOURNAL = RUN / "journal.jsonl"
 _CGROUPS = Path("/sys/fs/cgroup")
+_BEGAN = time.monotonic()
 _IS_V2 = (_CGROUPS / "cgroup.controllers").exists()
 _V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd", "unified")
 # The kubelet sets these; they are put back.
-_SYSCTLS = (
+SYSCTLS = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
     "kernel/panic",
@@ -40,6 +41,10 @@ _SYSCTLS = (
 
 class ClusterError(Exception):
     """The test cluster could not do what it was asked; the message ends with what its logs say."""
+
+
+class Skip(Exception):
+    """This machine can't run the cluster; the message says why."""
 
 
 # What Go, apt, debootstrap and pip say when there is nothing to fetch from.
@@ -59,6 +64,14 @@ def unreachable(error: ClusterError) -> str:
     """The line of an error that says that something can't be fetched here; "" for any other error."""
     lines = str(error).splitlines()
     return next((line.strip() for line in lines if any(sign in line for sign in _UNREACHABLE)), "")
+
+
+def time_is_up() -> str:
+    """With FOXHUNT_CLUSTER_MINUTES, why nothing more is to be begun, "" while there is time: a pipeline has a limit,
+    and a slow machine may need all of it to build the cluster."""
+    minutes = float(os.environ.get("FOXHUNT_CLUSTER_MINUTES", "inf"))
+    over = time.monotonic() - _BEGAN > 60 * minutes
+    return f"NOT RUN: the {minutes:g} minutes of FOXHUNT_CLUSTER_MINUTES are used up" if over else ""
 
 
 def run(*argv: str | Path, stdin: str | None = None, env: dict[str, str] | None = None, **more: Any) -> str:
@@ -242,7 +255,7 @@ def make_folder(path: Path) -> None:
 
 
 def remember_sysctls() -> None:
-    for name in _SYSCTLS:
+    for name in SYSCTLS:
         path = Path("/proc/sys") / name
         if path.exists():
             note("sysctl", name=name, value=path.read_text().strip())

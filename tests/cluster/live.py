@@ -71,8 +71,13 @@ class Live:
     def foxhunt(self, module: str, *argv: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`python -m workflows.<module> ...` against this cluster."""
         env = {**os.environ, "KUBECONFIG": str(kubeconfig or self.kubeconfig)}
-        command = [sys.executable, "-m", f"workflows.{module}", *argv]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=600)
+        return subprocess.run(_words(module, *argv), capture_output=True, text=True, env=env, cwd=ROOT, timeout=600)
+
+    def start(self, module: str, *argv: str) -> subprocess.Popen[str]:
+        """The same without waiting for its end."""
+        env = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(_words(module, *argv), text=True, env=env, cwd=ROOT, **pipes)
 
     def submit(self, run: str, *more: str) -> str:
         """Submits the small study with our own command; returns the workflow's name."""
@@ -175,6 +180,10 @@ class Live:
         for name in self.started:
             self.kubectl("delete", "workflow", name, "--wait=false", "--ignore-not-found", check=False)
         self.started.clear()
+
+
+def _words(module: str, *argv: str) -> list[str]:
+    return [sys.executable, "-m", f"workflows.{module}", *argv]
 
 
 _OF_THE_RUN = ("provenance", "deflated_sharpe", "training")

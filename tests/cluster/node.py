@@ -24,8 +24,10 @@ def cgroup(node: NodeSpec) -> str:
     return f"{CGROUP}/{node.name}"
 
 
-def _containerd_config(node: NodeSpec) -> str:
+def _containerd_config(node: NodeSpec, address: str) -> str:
+    """`address` is where it serves exec and attach; "" for one that only imports images and serves nobody."""
     return f"""version = 2
+disabled_plugins = {[] if address else ["io.containerd.grpc.v1.cri"]}
 root = "{node.folder}/root"
 state = "{node.folder}/state"
 [grpc]
@@ -34,7 +36,7 @@ state = "{node.folder}/state"
   sandbox_image = "{PAUSE}"
   restrict_oom_score_adj = true
   disable_apparmor = true
-  stream_server_address = "127.0.0.1"
+  stream_server_address = "{address}"
   netns_mounts_under_state_dir = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
@@ -105,13 +107,13 @@ def start_containerd(node: NodeSpec, facts: Facts, seed: Path | None = None) -> 
         run("ip", "addr", "add", f"{facts.address(node.host)}/32", "dev", BRIDGE)
     if seed is not None:
         copy_root(seed, node.folder / "root")
-    run_containerd(node)
+    run_containerd(node, facts.address(node.host))
 
 
-def run_containerd(node: NodeSpec) -> None:
+def run_containerd(node: NodeSpec, address: str = "") -> None:
     node.folder.mkdir(parents=True, exist_ok=True)
     config = node.folder / "containerd.toml"
-    config.write_text(_containerd_config(node))
+    config.write_text(_containerd_config(node, address))
     binds = ["mount --make-rshared /"]
     for folder in _OWN_FOLDERS:
         make_folder(Path(folder))
@@ -121,7 +123,8 @@ def run_containerd(node: NodeSpec) -> None:
     command = " && ".join([*binds, f"exec containerd -c {config}"])
     own_mounts = ("unshare", "--mount", "--propagation", "private", "sh", "-c", command)
     start(_daemon("containerd", node), *own_mounts, group=services(node))
-    until(f"containerd of {node.name} answers", lambda: _answers(node), 30, _daemon("containerd", node))
+    plugin, log = "cri" if address else "overlayfs", _daemon("containerd", node)
+    until(f"containerd of {node.name} answers", lambda: _answers(node, plugin), 30, log)
 
 
 def copy_root(seed: Path, root: Path) -> None:
@@ -158,13 +161,13 @@ def load(node: NodeSpec, archive: Path) -> None:
     ctr(node, "images", "import", "--all-platforms", archive)
 
 
-def _answers(node: NodeSpec) -> bool:
-    """Whether the plugin that serves the kubelet is up; the socket answers before it is."""
+def _answers(node: NodeSpec, plugin: str) -> bool:
+    """Whether a plugin (the one that serves the kubelet: cri) is up; the socket answers before it is."""
     try:
         listed = run("ctr", "--address", node.socket, "plugins", "ls")
     except ClusterError:
         return False
-    return any(line.split()[1] == "cri" and line.split()[-1] == "ok" for line in listed.splitlines()[1:])
+    return any(line.split()[1] == plugin and line.split()[-1] == "ok" for line in listed.splitlines()[1:])
 
 
 def start_kubelet(node: NodeSpec, facts: Facts) -> None:

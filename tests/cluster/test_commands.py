@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.argo import token
+from tests.cluster import host
+from tests.cluster.argo import CONTROLLER, token, wait_for_controller
 from tests.cluster.control_plane import kubeconfig
-from tests.cluster.layout import NAMESPACE, Facts
-from tests.cluster.live import Live, submission
+from tests.cluster.layout import CGROUP, CPU_POOL, NAMESPACE, Facts
+from tests.cluster.live import SETTINGS, Live, eventually, submission
 from tests.cluster.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cluster
 Own = tuple[Live, Facts]
+
+
+def test_the_cluster_listens_on_its_own_addresses_only(own: Own) -> None:
+    """Processes of its cgroup, network namespace of the machine: what else runs here is not asked."""
+    _, facts = own
+    theirs = {f"pid={pid}," for pid in host.pids_in(CGROUP)}
+    lines = [line for line in host.run("ss", "-Hltnp").splitlines() if any(pid in line for pid in theirs)]
+    addresses = {line.split()[3].rpartition(":")[0] for line in lines}
+    assert addresses and all(address.startswith(f"{facts.prefix}.") for address in addresses), lines
 
 
 def test_preflight_finds_nothing_wrong(live: Live) -> None:
@@ -22,6 +33,77 @@ def test_preflight_finds_nothing_wrong(live: Live) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     states = {f["state"] for f in json.loads(done.stdout)["findings"]}
     assert "failed" not in states
+
+
+def test_preflight_finds_a_controller_that_is_not_at_work(own: Own) -> None:
+    live, _ = own
+    live.kubectl("scale", f"deployment/{CONTROLLER}", "--replicas=0")
+    try:
+        eventually("its pod is gone", lambda: CONTROLLER not in live.kubectl("get", "pods", "-o", "name"), 60)
+        done = live.foxhunt("preflight", "--json")
+    finally:
+        live.kubectl("scale", f"deployment/{CONTROLLER}", "--replicas=1")
+        wait_for_controller()
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 2 and found["controller"]["state"] == "failed", found["controller"]
+
+
+def test_templates_are_right_for_the_server_and_installed_as_they_are(own: Own) -> None:
+    live, facts = own
+    linted = live.foxhunt("render", "--lint")
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+    applied = live.foxhunt("render", "--apply")
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    spec = live.get("workflowtemplate", "alpha-rl")["spec"]
+    values = {p["name"]: p["value"] for p in spec["arguments"]["parameters"]}
+    assert values["image"] == facts.image, "what is set on the cluster is kept"
+
+
+def test_features_alone(own: Own) -> None:
+    """The template `precompute-features` by its command; what it leaves is what a study would use."""
+    live, _ = own
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    data = ["--data", "synthetic:signal=0.75,rows=6000", "--config", "cpu-demo", *sets]
+    run_id = live.run_id("features")
+    words = ["SYNTHETIC", *data, "--pool", CPU_POOL, "--run-id", run_id, "--backend", "argo", "--json"]
+    done = live.foxhunt("precompute", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = json.loads(done.stdout.strip().splitlines()[-1])["workflow"]
+    live.started.append(name)
+    assert live.wait(name) == "Succeeded", live.explain(name)
+    assert len(json.loads(live.read("features", "folds.json"))) == 3
+
+
+def test_ctrl_c_leaves_a_study_and_watch_says_when_it_is_deleted(own: Own) -> None:
+    live, _ = own
+    run_id = live.run_id("left-alone")
+    watched = live.start("submit", *submission(run_id), "--backend", "argo", "--watch")
+    name = workflow_of(live, run_id)
+    live.started.append(name)
+    live.running_pod(name, 0)
+    watched.send_signal(signal.SIGINT)
+    said = "".join(watched.communicate(timeout=30))
+    assert watched.returncode == 130, said
+    assert f"workflow {name} goes on without this terminal" in said and f"workflows.stop {name}" in said
+    assert live.phase(name) == "Running"
+    watched = live.start("watch", name, "--json")
+    assert watched.stdout is not None and json.loads(watched.stdout.readline())["name"] == name
+    live.kubectl("delete", "workflow", name, "--wait=false")
+    said = "".join(watched.communicate(timeout=60))
+    assert watched.returncode == 2 and f"workflow {name} was deleted while it was watched" in said, said
+
+
+def workflow_of(live: Live, run_id: str) -> str:
+    """The workflow of a run, once it is there."""
+    found: list[str] = []
+
+    def there() -> bool:
+        names = [w["metadata"]["name"] for w in live.get("workflows")["items"]]
+        found[:] = [name for name in names if run_id in name]
+        return bool(found)
+
+    eventually(f"a workflow of {run_id} is there", there, 60)
+    return found[0]
 
 
 def test_preflight_names_the_rights_that_an_account_lacks(own: Own, tmp_path: Path) -> None:

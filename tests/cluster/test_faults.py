@@ -66,6 +66,7 @@ class Held:
 
     pod: dict[str, Any]
     pid: int  # of the trainer, as this machine sees it
+    step: int  # that its log had told by then
 
     @property
     def name(self) -> str:
@@ -85,7 +86,7 @@ def hold(live: Live, workflow: str, fold: int, beyond: int = BEYOND) -> Held:
     name, pid = pod["metadata"]["name"], trainer_pid(pod)
     eventually(f"fold {fold} is beyond step {beyond}", lambda: live.step(workflow, fold, name) > beyond, 60)
     os.kill(pid, signal.SIGSTOP)
-    return Held(pod, pid)
+    return Held(pod, pid, live.step(workflow, fold, name))
 
 
 def main_task(pod: dict[str, Any]) -> tuple[NodeSpec, str]:
@@ -132,6 +133,8 @@ def test_deleted_pod_loses_no_step(own: Own, undisturbed: Undisturbed, measured:
     measured("deleted pod: steps lost", lost_steps(lines))
     assert lost_steps(lines) == 0
     assert [line for line in lines if line["event"] == "start"][1]["resumed_step"] > 0
+    read = live.foxhunt("logs", name, "1")
+    assert read.returncode == 0 and "(from the claim:" in read.stdout + read.stderr, "the first attempt's pod is gone"
 
 
 def test_killed_trainer_goes_on_from_its_checkpoint(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
@@ -144,7 +147,9 @@ def test_killed_trainer_goes_on_from_its_checkpoint(own: Own, undisturbed: Undis
     live.running_pod(name, 0, after=frozenset({held.uid}))
     measured("killed trainer: seconds to training again", time.monotonic() - again)
     assert_as_undisturbed(live, "trainer-killed", name, undisturbed)
-    first, second = [line for line in live.attempts("trainer-killed", 0) if line["event"] == "start"]
+    lines = live.attempts("trainer-killed", 0)
+    measured("killed trainer: steps lost", lost_steps(lines, held.step))
+    first, second = [line for line in lines if line["event"] == "start"]
     assert first["resumed_step"] == 0
     assert second["resumed_step"] >= CHECKPOINT_EVERY and second["resumed_step"] % CHECKPOINT_EVERY == 0
 
@@ -159,6 +164,7 @@ def test_dead_first_process_is_cleared_away_by_argo(own: Own, undisturbed: Undis
     live.running_pod(name, 2, after=frozenset({held.uid}))
     measured("dead first process: seconds to training again", time.monotonic() - again)
     assert_as_undisturbed(live, "pid-one", name, undisturbed)
+    measured("dead first process: steps lost", lost_steps(live.attempts("pid-one", 2), held.step))
 
 
 @contextmanager
@@ -180,13 +186,15 @@ def test_dead_first_process_is_named_and_healed_by_watch(own: Own, undisturbed: 
     live, _ = own
     with controller_may_not_exec(live):
         name = live.submit("pid-one-watched")
-        kill_main(hold(live, name, 2).pod)
+        held = hold(live, name, 2)
+        kill_main(held.pod)
         killed = time.monotonic()
         watched = live.foxhunt("watch", name)
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert "main container dead" in watched.stdout
     measured("dead first process, no exec: seconds to the study's end under watch", time.monotonic() - killed)
     assert_as_undisturbed(live, "pid-one-watched", name, undisturbed)
+    measured("dead first process, no exec: steps lost", lost_steps(live.attempts("pid-one-watched", 2), held.step))
 
 
 def test_dead_first_process_is_cured_by_the_deadline_unattended(own: Own, undisturbed: Undisturbed) -> None:
@@ -228,11 +236,13 @@ def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(own: Own, undisturbe
     """The kernel kills the trainer before its guard can act: something in the pod eats the rest at once."""
     live, _ = own
     name = live.submit("oom-killed", "-p", f"memory-mi={MEMORY}")
-    live.kubectl("exec", hold(live, name, 1).name, "-c", "main", "--", "python", "-c", _EAT, check=False)
+    held = hold(live, name, 1)
+    live.kubectl("exec", held.name, "-c", "main", "--", "python", "-c", _EAT, check=False)
     assert_as_undisturbed(live, "oom-killed", name, undisturbed)
     lines = live.attempts("oom-killed", 1)
     first = next(line for line in lines if line["event"] == "end")
     measured("eaten memory: exit code of the attempt", float(first["exit_code"] or 0))
+    measured("eaten memory: steps lost", lost_steps(lines, held.step))
     assert first["why"] == "out of memory"
     assert_grown(lines)
 
@@ -241,7 +251,8 @@ def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured:
     """A machine dies for good; once its node object is deleted, the fold goes on elsewhere from its checkpoint."""
     live, facts = own
     name = live.submit("node-lost")
-    spec = node_spec(hold(live, name, 1).pod["spec"]["nodeName"])
+    held = hold(live, name, 1)
+    spec = node_spec(held.pod["spec"]["nodeName"])
     node.lose(spec)
     try:
         lost = time.monotonic()
@@ -250,6 +261,7 @@ def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured:
         live.kubectl("delete", "node", spec.name)
         assert_as_undisturbed(live, "node-lost", name, undisturbed)
         measured("lost node: seconds to the study's end", time.monotonic() - lost)
+        measured("lost node: steps lost", lost_steps(live.attempts("node-lost", 1), held.step))
     finally:
         node.bring_back(spec, facts)
 

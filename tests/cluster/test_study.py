@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from tests.cluster.argo import argo
@@ -54,7 +57,7 @@ def test_pods_keep_the_restricted_rules(own: Own, undisturbed: Undisturbed) -> N
         assert pod["spec"]["nodeSelector"] == {"pool": GPU_POOL}
 
 
-def test_the_very_argo_line(own: Own, undisturbed: Undisturbed) -> None:
+def test_the_very_argo_line(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
     """`argo submit --from=wftmpl/alpha-rl` with five parameters; everything else is the installation's default."""
     live, _ = own
     given = {"git-branch": branch(), **SIZES, "gpu-pool": GPU_POOL}
@@ -63,7 +66,11 @@ def test_the_very_argo_line(own: Own, undisturbed: Undisturbed) -> None:
     assert done.returncode == 0, done.stderr
     name = done.stdout.strip().split("/")[-1]
     live.started.append(name)
-    assert live.wait(name) == "Succeeded", live.explain(name)
+    watched = live.foxhunt("watch", name, "--json")
+    assert watched.returncode == 0 and live.phase(name) == "Succeeded", live.explain(name)
+    calls = [json.loads(line) for line in watched.stdout.splitlines() if '"calls_a_minute"' in line][-1]
+    measured("watch, a whole study: API calls", calls["calls"])
+    measured("watch, a whole study: API calls a minute", calls["calls_a_minute"])
     resolved = next(n for n in live.nodes(name, "resolve", "Retry"))
     run_id = next(p["value"] for p in resolved["outputs"]["parameters"] if p["name"] == "run-id")
     assert {fold: live.done(run_id, fold) for fold in range(3)} == undisturbed.folds
