@@ -88,7 +88,7 @@ def _output(folder: Path | None, **values: Any) -> None:
 
 @app.command()
 def identity(config: Config = "cpu-demo", set_: Set = None, data: str = "") -> None:
-    """Check the settings and print their digest as one JSON line. Reads no data.
+    """Check the settings and the form of the data's address; print their digest as one JSON line. Reads no data.
 
     Of s3:// data it asks size and ETag, where there are credentials: they are part of what a run is.
     Example: python -m trainer identity --config cpu-demo --set env.fee_ticks=0.2
@@ -97,10 +97,21 @@ def identity(config: Config = "cpu-demo", set_: Set = None, data: str = "") -> N
 
     cfg = _config(config, set_)
     found = {"config_digest": cfg.digest(), "profile": cfg.profile, "folds": cfg.folds.folds}
-    if "s3://" in data:
-        from trainer.data.s3 import identity as s3_identity
+    sources = _sources([data])
+    if "synthetic" in data:
+        from trainer.data.synthetic import is_synthetic, parse_synthetic
+        from trainer.errors import UsageError
 
-        found["data"], found["data_unchecked"] = s3_identity(_sources([data]))
+        for market in filter(is_synthetic, sources):
+            parse_synthetic(market)
+            if len(sources) > 1:
+                raise UsageError(f"--data {data}: the synthetic market joins no other input\ngive it alone")
+    if "s3://" in data:
+        from trainer.data import s3
+
+        for address in filter(s3.is_s3, sources):
+            s3.parse(address)
+        found["data"], found["data_unchecked"] = s3.identity(sources)
     print(json.dumps(found))
 
 

@@ -6,6 +6,7 @@ the settings (by the trainer's own check), the data's address, the image, and th
 
 from __future__ import annotations
 
+import posixpath
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -34,16 +35,20 @@ RANGES = {
 }
 HEX = re.compile(r"[0-9a-f]{40,64}")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _BRANCH = re.compile(r"[^\s~^:?*\[\\-][^\s~^:?*\[\\]{0,199}")
+_S3 = re.compile(r"s3://[^/]+/.*")
+S3_FORM = "write s3://bucket/key, or s3://bucket/prefix/ for every file below it"
 _CPUS = re.compile(r"[1-9]\d{0,3}|\d{1,3}\.\d{1,3}|[1-9]\d{0,6}m")
 FORMS = {
     "gpu-pool": (_LABEL, "the value of a node label: letters, digits, '.', '_' and '-', at most 63 characters"),
     "cpu-pool": (_LABEL, "the value of a node label: letters, digits, '.', '_' and '-', at most 63 characters"),
     "claim": (_NAME, "the name of a persistent volume claim: small letters, digits, '-' and '.'"),
+    "s3-secret": (_NAME, "the name of a secret: small letters, digits, '-' and '.'"),
     "git-branch": (_BRANCH, "the name of a branch"),
     "cpus": (_CPUS, "a number of CPU cores such as 4, 0.5 or 500m"),
 }
+FOLDERS = {"runs": "checkpoints", "cache": "features"}  # parameter -> what would be lost with the pod elsewhere
 POOLS = {"gpu-pool": "pool", "cpu-pool": "pool"}  # parameter -> the node label that it is the value of
 _MAY_BE_EMPTY = ("n-steps", "n-backtests", "per-capacity", "git-branch")
 _MAX_NAME, _SUFFIX = 63, 5  # a workflow's name is a label's value, too
@@ -129,7 +134,19 @@ def check_values(parameters: dict[str, str]) -> None:
             continue
         if not form.fullmatch(value):
             raise UsageError(f"parameter {name} {value!r}: not {what}\ncorrect it")
+    for name, what in FOLDERS.items():
+        value = parameters.get(name)
+        if value is not None and not on_claim(value):
+            raise UsageError(
+                f"parameter {name} {value!r}: not a folder of the claim, which pods have as {CLAIM_MOUNT}; "
+                f"{what} would be lost with their pod\nname {CLAIM_MOUNT} or a folder below it"
+            )
     images.parse(parameters["image"])
+
+
+def on_claim(path: str) -> bool:
+    """Whether a path of a pod lies on the claim's mount, whatever `..` it has."""
+    return f"{posixpath.normpath(path)}/".startswith(f"{CLAIM_MOUNT}/")
 
 
 def cluster_data(asked: str, default: str, claim: str, kube: Kube) -> str:
@@ -158,12 +175,16 @@ def is_synthetic(data: str) -> bool:
 
 def refuse_local(item: str, claim: str, kube: Kube) -> None:
     """Raises UsageError for a file of this machine, with the two ways to bring it where pods can read it."""
-    if is_synthetic(item) or item == CLAIM_MOUNT or item.startswith(f"{CLAIM_MOUNT}/"):
+    if is_synthetic(item) or on_claim(item):
+        return
+    if item.startswith(f"{CLAIM_MOUNT}/"):
+        raise UsageError(f"--data {item}: leads out of the claim, to a pod's own files\nwrite the path without '..'")
+    if item.startswith("s3:"):
+        if not _S3.fullmatch(item):
+            raise UsageError(f"--data {item}: not an S3 address\n{S3_FORM}")
         return
     if "://" in item and not item.startswith("file://"):
-        if not item.startswith("s3://"):
-            raise UsageError(f"--data {item}: pods read s3:// addresses and paths on the claim\nput it on S3 first")
-        return
+        raise UsageError(f"--data {item}: pods read s3:// addresses and paths on the claim\nput it on S3 first")
     path = item.removeprefix("file://").rstrip("/")
     name = path.rpartition("/")[2] or "DATA"
     copy = kube.kubectl(f"cp {path} {kube.namespace}/POD:{CLAIM_MOUNT}/{name}")

@@ -39,8 +39,10 @@ def check_folds(folds: int) -> int:
 
 
 def check_only_folds(text: str, folds: int) -> str:
-    """ "2,0,2" of 3 -> "0,2"."""
+    """ "2,0,2" of 3 -> "0,2"; "" is all of them."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
+    if text and not parts:
+        raise UsageError(f"--only-folds {text!r}: names no fold\nsay numbers from 0 to {folds - 1}, or leave it out")
     for part in parts:
         if not part.isdecimal() or int(part) >= folds:
             raise UsageError(
@@ -98,6 +100,8 @@ def local_files(data: str) -> str:
     for item in data.split(","):
         paths = [Path(path) for path in (sorted(glob.glob(item)) if glob.has_magic(item) else [item])]
         if not paths or not all(path.exists() for path in paths):
+            if item.startswith("s3:"):
+                raise UsageError(f"--data {item}: not an S3 address\nwrite s3://bucket/key")
             raise UsageError(f"--data {item}: no such file or folder (looked from {os.getcwd()})")
         found = [file for path in paths for file in _files(path)]
         if not found:

@@ -130,6 +130,20 @@ def test_identity_is_one_line_that_only_results_move(empty):
     empty.run("identity", "--set", "env.fee_tick=1").fails(2, "did you mean 'env.fee_ticks'")
 
 
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("synthetic:signal=7", "signal=7 is not a number from 0 to 1"),
+        ("synthetic:sginal=0.5", "did you mean 'signal'"),
+        ("/feature-cache/a.dbn,synthetic:signal=0.5", "joins no other input"),
+        ("s3://", "not an S3 address"),
+        ("/feature-cache/a.dbn,s3://bucket", "s3://bucket: not an S3 address"),
+    ],
+)
+def test_identity_refuses_data_that_can_not_be_read(empty, data, says):
+    empty.run("identity", "--data", data).fails(2, says)
+
+
 # -- gate and report --
 
 

@@ -126,12 +126,21 @@ BAD = [
     (("-p", "noequals"), "--parameter noequals: expected name=value", ""),
     (("--gpu-pool", "h 100"), "parameter gpu-pool 'h 100': not the value of a node label", ""),
     (("-p", "claim=Fast_Disk"), "parameter claim 'Fast_Disk': not the name of a persistent volume claim", ""),
+    (("-p", "s3-secret=Bad_Name!"), "parameter s3-secret 'Bad_Name!': not the name of a secret", ""),
+    (("-p", "s3-secret="), "parameter s3-secret '': not the name of a secret", ""),
+    (("-p", "claim=a..b"), "parameter claim 'a..b': not the name of a persistent volume claim", ""),
+    (("-p", "runs=/tmp/x"), "runs '/tmp/x': not a folder of the claim", "name /feature-cache or a folder below it"),
+    (("-p", "runs=runs"), "runs 'runs': not a folder of the claim", "checkpoints would be lost with their pod"),
+    (("-p", "cache=/feature-cache/../tmp"), "'/feature-cache/../tmp': not a folder of the claim", "features would be"),
+    (("-p", "cache=/feature-cache2"), "cache '/feature-cache2': not a folder of the claim", ""),
     (("-p", "cpus=many"), "parameter cpus 'many': not a number of CPU cores", ""),
     (("--git-branch", "a b"), "parameter git-branch 'a b': not the name of a branch", ""),
     (("--image", "Not An Image"), "image 'Not An Image': not an image reference", "registry/name:tag"),
     (("--set", "nonsense=1"), "unknown key", ""),
     (("--config", "mine.toml"), "--config mine.toml: a file of this machine", "--set section.key=value"),
     (("--only-folds", "7"), "'7' is not a fold of 3", ""),
+    (("--only-folds", " , "), "--only-folds ' , ': names no fold", "say numbers from 0 to 2, or leave it out"),
+    (("-p", "only-folds=,"), "--only-folds ',': names no fold", ""),
     (("--run-id", "no/slash"), "--run-id 'no/slash'", ""),
     (("--namespace", "foxhut"), "namespace 'foxhut': not on cluster", "kubectl create namespace foxhut"),
     (("--context", "elsewher"), "--context elsewher: not in", "there: here, elsewhere"),
@@ -210,6 +219,34 @@ def test_what_pods_can_read(command: Commands, api: FakeApi) -> None:
     assert command("submit", "--data", "/feature-cache/a.dbn,s3://b/c", "--run-id", "a").returncode == 0
     assert "pods read s3:// addresses" in command("submit", "--data", "gs://b/c").stderr
     assert "esh4.dbn: a file of this machine" in command("submit", "--data", "s3://b/c,esh4.dbn").stderr
+    places = ("-p", "runs=/feature-cache/mine/", "-p", "cache=/feature-cache/a/../b")
+    assert command("submit", *DATA, "--run-id", "b", *places).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "says", "todo"),
+    [
+        ("s3://", "--data s3://: not an S3 address", "write s3://bucket/key, or s3://bucket/prefix/"),
+        ("s3://bucket", "--data s3://bucket: not an S3 address", "write s3://bucket/key"),
+        ("s3:///key", "--data s3:///key: not an S3 address", "write s3://bucket/key"),
+        ("s3:/bucket/key", "--data s3:/bucket/key: not an S3 address", "write s3://bucket/key"),
+        ("/feature-cache/../etc/passwd", "leads out of the claim", "write the path without '..'"),
+    ],
+)
+def test_addresses_that_no_pod_can_read(command: Commands, api: FakeApi, data: str, says: str, todo: str) -> None:
+    done = command("submit", "--data", data)
+    assert done.returncode == 2 and says in done.stderr and todo in done.stderr
+    assert not api.asked("POST", "/workflows")
+
+
+@pytest.mark.parametrize("backend", ["argo", "local"])
+def test_the_trainer_judges_the_address_before_anything_starts(
+    command: Commands, api: FakeApi, tmp_path: Path, backend: str
+) -> None:
+    for data, says in (("synthetic:sginal=0.5", "did you mean 'signal'"), ("s3://b/key", "b/key: not an S3 address")):
+        done = command("submit", "--data", data, "--dry-run", "--backend", backend, FOXHUNT_TRAINER="")
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert not api.asked("POST", "/workflows") and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("phase", ["Running", "Pending", ""])

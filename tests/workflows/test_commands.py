@@ -220,6 +220,8 @@ def test_only_folds(command: Commands, tmp_path: Path) -> None:
         (["--fold", "3"], "unknown option --fold (did you mean '--folds'?)"),
         (["--zzz"], "unknown option --zzz; known: --folds"),
         (["--data", "nope.csv"], "--data nope.csv: no such file or folder"),
+        (["--data", "s3:/bucket/key"], "--data s3:/bucket/key: not an S3 address"),
+        (["--only-folds", " , "], "--only-folds ' , ': names no fold"),
         (["--backend", "argo"], "no cluster configured: KUBECONFIG="),
         (["--recipe", "alpha-r"], "did you mean 'alpha-rl'?"),
         (["--set", "nonsense=1"], "--set nonsense: unknown key"),
