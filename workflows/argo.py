@@ -79,6 +79,9 @@ def settle(kube: Kube, template_name: str, asked: dict[str, str], offline: dict[
     parameters["data"] = cluster_data(data, defaults.get("data", ""), parameters.get("claim", ""), kube)
     notes["data"] = "as asked" if data else "the cluster's default"
     check_values(parameters)
+    identity.check_branch(parameters.get("git-branch", ""))
+    if offline is None:
+        refuse_absent_claim(kube, parameters.get("claim", ""))
     identity.check_folds(int(parameters["folds"]))
     if "only-folds" in parameters:
         parameters["only-folds"] = identity.check_only_folds(parameters["only-folds"], int(parameters["folds"]))
@@ -269,9 +272,9 @@ def phase_of(workflow: dict[str, Any]) -> str:
 
 
 def refuse_unknown_pools(kube: Kube, asked: dict[str, str]) -> None:
-    """A pool that was named and has no node, but nearly the name of one that has: pods would wait for ever.
+    """A pool that was named and has no node: pods would wait for ever.
 
-    Where nodes may not be read nothing is said: the scheduler knows.
+    Where nodes may not be read nothing is said: the scheduler knows. The template's own pools are its owner's matter.
     """
     for name in POOLS.keys() & asked.keys():
         label = POOLS[name]
@@ -282,11 +285,30 @@ def refuse_unknown_pools(kube: Kube, asked: dict[str, str]) -> None:
         except ClusterError:
             return
         there = sorted({node.metadata.labels[label] for node in nodes})
-        if hint := nearest(asked[name], there):
-            raise UsageError(
-                f"--{name} {asked[name]}: no node has the label {label}={asked[name]}{hint}\n"
-                f"pools with nodes: {', '.join(there)}; for one that scales from zero say --scales-from-zero"
-            )
+        raise UsageError(
+            f"{name} {asked[name]}: no node has the label {label}={asked[name]}{nearest(asked[name], there)}\n"
+            f"pools with nodes: {', '.join(there) or 'none'}; for one that scales from zero say --scales-from-zero"
+        )
+
+
+def refuse_absent_claim(kube: Kube, name: str) -> None:
+    """A claim that is not there: pods would wait for it. Where claims may not be read nothing is said."""
+    try:
+        kube.call(kube.core.read_namespaced_persistent_volume_claim, name, kube.namespace)
+        return
+    except ClusterError as error:
+        if error.status != 404:
+            return
+    try:
+        found = kube.call(kube.core.list_namespaced_persistent_volume_claim, kube.namespace).items
+    except ClusterError:
+        found = []
+    there = sorted(one.metadata.name for one in found)
+    raise UsageError(
+        f"parameter claim {name}: no such claim in namespace {kube.namespace}{nearest(name, there)}\n"
+        f"claims there: {', '.join(there) or 'none'}; name one with --parameter claim=NAME, "
+        f"or see how to make it: {kube.preflight()}"
+    )
 
 
 def refuse_run_in_use(kube: Kube, run_id: str) -> None:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workflows.errors import UsageError, WorkflowError
+from workflows.errors import UsageError, WorkflowError, nearest
 
 RUN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # what Kubernetes accepts as a label's value
 MAX_FOLDS = 100
@@ -152,6 +152,33 @@ def branch_commit(branch: str) -> str:
         except (OSError, subprocess.CalledProcessError):
             continue
     return ""
+
+
+def check_branch(branch: str) -> str:
+    """Raises UsageError for a branch that this checkout doesn't know, though it knows others.
+
+    A checkout without branches, or an installed package, knows none: then the pod `resolve` is the first to tell.
+    """
+    known = known_branches()
+    if branch and known and branch not in known:
+        raise UsageError(
+            f"--git-branch {branch}: no such branch here or on the remote, as last fetched{nearest(branch, known)}\n"
+            f"name another, or fetch it: git fetch origin {branch}:refs/remotes/origin/{branch}"
+        )
+    return branch
+
+
+def known_branches() -> list[str]:
+    """Branches of this checkout, its own and its remotes'."""
+    root = Path(__file__).resolve().parents[1]
+    try:
+        if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() != root:  # a repository around an installation
+            return []
+        refs = _git(root, "for-each-ref", "--format=%(refname:lstrip=1)", "refs/heads", "refs/remotes").splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    names = {ref.split("/", 1 if ref.startswith("heads/") else 2)[-1] for ref in refs}
+    return sorted(names - {"HEAD"})
 
 
 def _git(root: Path, *args: str) -> str:

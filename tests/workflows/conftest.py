@@ -34,11 +34,12 @@ def fake_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
-    """A fake cluster, reached by KUBECONFIG, with the namespace and the templates."""
+    """A fake cluster, reached by KUBECONFIG, with the namespace, the claim and the templates."""
     fake = FakeApi()
     with Server(fake):
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", fake.url)))
         fake.put(CORE)
+        fake.put(f"{CORE}/persistentvolumeclaims/feature-cache")
         for name, tree in rendered_templates().items():
             fake.objects[f"{ARGO}/workflowtemplates/{name}"] = deepcopy(tree)
         yield fake

@@ -19,6 +19,7 @@ LISTS = {
     "nodes": "NodeList",
     "pods": "PodList",
     "events": "EventList",
+    "persistentvolumeclaims": "PersistentVolumeClaimList",
     "resourcequotas": "ResourceQuotaList",
     "limitranges": "LimitRangeList",
     "workflows": "WorkflowList",

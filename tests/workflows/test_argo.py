@@ -60,12 +60,15 @@ def test_the_run_id_follows_code_config_and_data(command: Commands, api: FakeApi
     first = run_id()
     for workflow in [path for path in api.objects if "/workflows/" in path]:
         api.objects[workflow]["status"] = {"phase": "Succeeded"}
-    assert run_id("--gpu-pool", "other") == first, "where it runs doesn't matter; an ended workflow is no rival"
+    assert run_id("--gpu-pool", "other", "--scales-from-zero") == first, (
+        "where it runs doesn't matter; an ended workflow is no rival"
+    )
     others = [run_id("--set", "a.b=1"), run_id("--data", "s3://market/other"), run_id("--image", "foxhunt:next")]
     assert len({first, *others}) == 4
 
 
 def test_json_and_given_names(command: Commands, api: FakeApi) -> None:
+    api.put(f"{CORE}/persistentvolumeclaims/fast")
     done = command("submit", *DATA, "--json", "--run-id", "My.Run_1", "-p", "memory-mi=32768", "-p", "claim=fast")
     told = json.loads(done.stdout)
     assert told["run_id"] == "My.Run_1" and told["namespace"] == "foxhunt" and told["context"] == "here"
@@ -285,6 +288,7 @@ def test_hera_is_not_imported_to_submit(api: FakeApi, tmp_path: Path) -> None:
 
 def test_another_namespace_and_context_are_passed_on(command: Commands, api: FakeApi) -> None:
     api.put("/api/v1/namespaces/quant")
+    api.put("/api/v1/namespaces/quant/persistentvolumeclaims/feature-cache")
     place = ARGO.replace("foxhunt", "quant")
     api.objects[f"{place}/workflowtemplates/alpha-rl"] = api.objects[f"{ARGO}/workflowtemplates/alpha-rl"]
     done = command("submit", *DATA, "--namespace", "quant", "--context", "elsewhere")
@@ -325,7 +329,7 @@ def test_cluster_flags_mean_nothing_here(command: Commands, flag: tuple[str, ...
     assert done.returncode == 2 and "only for runs on a cluster" in done.stderr
 
 
-def test_a_pool_that_is_nearly_another(command: Commands, api: FakeApi) -> None:
+def test_a_pool_without_a_node(command: Commands, api: FakeApi) -> None:
     for number, pool in enumerate(("ci-training-h100", "ci-compile-cpu")):
         api.put(f"/api/v1/nodes/n{number}", metadata={"labels": {"pool": pool}})
     done = command("submit", *DATA, "--gpu-pool", "ci-training-h10", "--run-id", "a")
@@ -333,10 +337,27 @@ def test_a_pool_that_is_nearly_another(command: Commands, api: FakeApi) -> None:
     assert "pools with nodes: ci-compile-cpu, ci-training-h100" in done.stderr and not created(api)
     more = ("--gpu-pool", "ci-training-h10", "--scales-from-zero")
     assert command("submit", *DATA, *more, "--run-id", "b").returncode == 0
-    assert command("submit", *DATA, "--gpu-pool", "elsewhere", "--run-id", "c").returncode == 0
+    done = command("submit", *DATA, "--gpu-pool", "elsewhere", "--run-id", "c")
+    assert done.returncode == 2 and "gpu-pool elsewhere: no node has the label pool=elsewhere\n" in done.stderr
+    assert "pools with nodes: ci-compile-cpu, ci-training-h100; for one that scales" in done.stderr
+    assert "-zero" in command("submit", *DATA, "-p", "cpu-pool=elsewhere", "--run-id", "c", "--dry-run").stderr
     assert command("submit", *DATA, "--gpu-pool", "ci-training-h100", "--run-id", "d").returncode == 0
     api.denied.add(("list", "nodes"))
     assert command("submit", *DATA, "--gpu-pool", "ci-training-h10", "--run-id", "e").returncode == 0
+
+
+def test_a_claim_that_is_not_there(command: Commands, api: FakeApi) -> None:
+    done = command("submit", *DATA, "-p", "claim=feature-cach", "--dry-run")
+    assert done.returncode == 2 and "claim feature-cach: no such claim in namespace foxhunt" in done.stderr
+    assert "(did you mean 'feature-cache'?)" in done.stderr and "claims there: feature-cache; name one" in done.stderr
+    api.denied.add(("list", "persistentvolumeclaims"))
+    assert "claims there: none; name one" in command("submit", *DATA, "-p", "claim=feature-cach").stderr
+    assert not api.asked("POST", "/workflows")
+    api.denied.add(("get", "persistentvolumeclaims"))
+    assert command("submit", *DATA, "-p", "claim=feature-cach").returncode == 0, "it may be there"
+    api.denied.clear()
+    del api.objects[f"{CORE}/persistentvolumeclaims/feature-cache"]
+    assert "parameter claim feature-cache: no such claim" in command("submit", *DATA, "--run-id", "b").stderr
 
 
 def test_watch_takes_over(command: Commands, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,6 +386,7 @@ def test_ctrl_c_leaves_the_workflow_alone(command: Commands, api: FakeApi, monke
 
 
 def test_precompute_on_the_cluster(command: Commands, api: FakeApi) -> None:
+    api.put("/api/v1/nodes/n0", metadata={"labels": {"pool": "cpu-nodes"}})
     done = command("precompute", "ESH4", "--pool", "cpu-nodes", *DATA)
     assert done.returncode == 0, done.stderr
     (workflow,) = created(api)
@@ -423,12 +445,34 @@ def test_a_branch_becomes_the_image_of_its_commit(
     host, there = registry
     commit = "abcdef0123456789abcdef0123456789abcdef01"
     monkeypatch.setattr(identity, "branch_commit", lambda branch: commit if branch == "fast" else "")
+    monkeypatch.setattr(identity, "known_branches", lambda: [])
     set_default(api, "image", f"{host}/foxhunt:stable")
     there.update({"/v2/foxhunt/manifests/stable", "/v2/foxhunt/manifests/abcdef012345"})
     done = command("submit", *DATA, "--git-branch", "fast")
     assert "built from fast at abcdef012345" in done.stdout and "from code abcdef012345" in done.stdout
     done = command("submit", *DATA, "--git-branch", "slow")
     assert "what " in done.stdout and "names now" in done.stdout, "unknown here: the pod resolve decides"
+
+
+def test_a_branch_that_this_checkout_does_not_know(
+    command: Commands, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "workflows").mkdir(parents=True)
+    monkeypatch.setattr(identity, "__file__", str(here / "workflows" / "identity.py"))
+    assert command("submit", *DATA, "--git-branch", "mian", "--dry-run").returncode == 0, "no repository knows nothing"
+    made = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "x"]
+    remote = ["update-ref", "refs/remotes/origin/team/fast", "HEAD"]
+    for words in (["init", "-q", "-b", "main"], made, remote):
+        subprocess.run(["git", "-C", str(here), *words], check=True)
+    for branch in ("main", "team/fast"):
+        assert command("submit", *DATA, "--git-branch", branch, "--dry-run").returncode == 0
+    done = command("submit", *DATA, "--git-branch", "mian", "--dry-run")
+    assert done.returncode == 2 and "--git-branch mian: no such branch here or on the remote" in done.stderr
+    assert "(did you mean 'main'?)" in done.stderr and "git fetch origin mian:refs/remotes/origin/mian" in done.stderr
+    monkeypatch.setattr(identity, "__file__", str(here / "lib" / "workflows" / "identity.py"))
+    (here / "lib" / "workflows").mkdir(parents=True)
+    assert command("submit", *DATA, "--git-branch", "mian", "--dry-run").returncode == 0, "a repository around it"
 
 
 def test_branch_commit_knows_this_repository() -> None:
