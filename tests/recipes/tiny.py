@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.config import StudyConfig, build_config
+from trainer.config import StudyConfig, build_config, load_config
 from trainer.data.folds import Fold, FoldPlan, make_folds
 from trainer.data.market import Market, synthetic_market
 
@@ -13,6 +13,16 @@ STEP: dict[str, Any] = {
     "env": {"n_backtests": 16, "episode_len": 12, "drawdown_ticks": 6.0},
     "net": {"d_model": 8, "layers": 2, "window": 6, "d_state": 4, "headdim": 8, "hidden": 8, "backbone": 8},
     "learn": {"batch": 16, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9, "seed": 5},
+}
+
+# The network of the profile `small`, with few backtests and a small replay so that a step is short. On a GPU it takes
+# the kernels for whole windows (32 rows, tensor cores) and a product whose algorithm is pinned; tiny sizes never do.
+USERS: dict[str, Any] = {
+    "data": {"label_rows": 5},
+    "folds": {"folds": 1},
+    "env": {"n_backtests": 64, "episode_len": 12},
+    "net": load_config("small").net.model_dump(),
+    "learn": {"batch": 64, "per_capacity": 1024, "n_step": 3, "rollout_len": 16},
 }
 
 
