@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +25,44 @@ DEFAULT_CACHE = Path("cache")
 def command_of(main: Callable[..., Any]) -> Any:
     """The click command of a function with typer annotations; plain help, no shell completion options."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(main)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(_until_closed(main))
     return typer.main.get_command(app)
+
+
+def _until_closed(main: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, ending quietly with 0 where nobody reads its output any more: `| head` has seen enough.
+
+    Caught here, because typer ends the process with 1 before anybody further out hears of it.
+    """
+
+    @wraps(main)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return main(*args, **options)
+        except BrokenPipeError:
+            return 0
+
+    return run
+
+
+@contextmanager
+def read_by_somebody(study: bool) -> Iterator[None]:
+    """For a study on this machine, which ends with its terminal: cut off like that it is interrupted, not done."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not study:
+            raise
+        raise Unread(
+            "nobody reads the output any more, so the study on this machine was stopped\n"
+            "run the same command again to go on from the newest checkpoints; send its output to a file to keep it"
+        ) from None
+
+
+class Unread(WorkflowError):
+    """The process that read the output is gone."""
+
+    exit_code = 75
 
 
 def invoke(main: Callable[..., Any], argv: list[str], prog: str) -> int:
@@ -34,9 +72,6 @@ def invoke(main: Callable[..., Any], argv: list[str], prog: str) -> int:
         result = command.main(args=argv, prog_name=prog, standalone_mode=False)
     except WorkflowError as error:
         return fail(str(error), error.exit_code)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         if error.filename is None:
             raise
@@ -59,11 +94,18 @@ def _usage(error: Any, command: Any, prog: str) -> str:
 
 
 def fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    with suppress(BrokenPipeError):
+        print(f"error: {message}", file=sys.stderr)
     return code
 
 
 def run_command(main: Callable[..., Any]) -> None:
     """Entry of a module run with `python -m workflows.NAME`."""
     module = Path(sys.argv[0]).stem
-    sys.exit(invoke(main, sys.argv[1:], f"python -m workflows.{module}"))
+    code = invoke(main, sys.argv[1:], f"python -m workflows.{module}")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:  # what is left in it would be tried again at the very end, and turn the code into 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)

@@ -25,6 +25,7 @@ _LOOK_AGAIN = 20.0  # seconds between looks at one pod's events, or at one node
 _PATIENCE = 10.0  # seconds in which a placed pod's containers come up without anybody asking why not
 _MAX_BACKOFF = 15.0
 _MANY_FAILURES = 10
+_LEAVE_WITHIN = 3.0  # seconds for the threads to end; one that is just connecting may not
 _GONE, _FORBIDDEN = 410, 403
 
 Event = dict[str, Any]
@@ -57,6 +58,7 @@ class Feed:
         self._due: dict[str, float] = {}
         self._followed: set[str] = set()
         self._streams: set[Any] = set()
+        self._threads: list[threading.Thread] = []
         self._lock, self._changed, self._closed = threading.RLock(), threading.Event(), threading.Event()
 
     def __enter__(self) -> Feed:
@@ -73,18 +75,22 @@ class Feed:
             self.problems["pods"] = "pods may not be read, so only the workflow is shown"
             pods_version = ""
         if self.follow:
-            self._start(self._watch, "workflow", self._list_workflow, self._watch_workflow, version)
+            self.start(self._watch, "workflow", self._list_workflow, self._watch_workflow, version)
         if self.follow and pods_version:
-            self._start(self._watch, "pods", self._list_pods, self._watch_pods, pods_version)
+            self.start(self._watch, "pods", self._list_pods, self._watch_pods, pods_version)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Ends the threads: one that still works while the interpreter ends may abort the process."""
         self._closed.set()
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
             with suppress(Exception):  # one that is ending by itself right now
                 stream.shutdown()
+        give_up = time.monotonic() + _LEAVE_WITHIN
+        for thread in self._threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
 
     def wait(self, timeout: float) -> bool:
         """Until something changed; False when nothing did."""
@@ -148,6 +154,8 @@ class Feed:
         self.calls += 1
         with open_stream(self.kube, function, *args, **options) as stream:
             with self._lock:
+                if self._closed.is_set():
+                    raise ClusterError("the study is not followed any more")
                 self._streams.add(stream)
             try:
                 yield stream
@@ -202,8 +210,12 @@ class Feed:
 
     # Watches
 
-    def _start(self, work: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=self._until_closed, args=(work, *args), daemon=True).start()
+    def start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
+        """Work beside this thread, until the feed is closed at the latest."""
+        thread = threading.Thread(target=self._until_closed, args=(work, *args), daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+        return thread
 
     def _until_closed(self, work: Callable[..., None], *args: Any) -> None:
         """A stream that is cut off by closing may fail in any way; what fails before that is raised by `study`."""
@@ -257,7 +269,7 @@ class Feed:
         self._followed.add(uid)
         reader = LogReader(self.logs.setdefault(name, PodLog()))
         if self.follow:
-            self._start(self._read_log, name, uid, reader)
+            self.start(self._read_log, name, uid, reader)
             return False
         with suppress(ClusterError):
             for line in self._log_lines(name):

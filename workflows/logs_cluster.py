@@ -161,8 +161,7 @@ def _following(run: ClusterRun, wanted: str, which: slice, past: list[Piece], wi
             study = feed.study()
             for piece in _new_pieces(study.tasks, wanted, shown, feed.pods):
                 shown.add(piece.attempt.pod)
-                readers.append(threading.Thread(target=_pump, args=(feed, piece, width, arrived.put), daemon=True))
-                readers[-1].start()
+                readers.append(feed.start(_pump, feed, piece, width, arrived.put))
             yield from _drain(arrived, _POLL)
             readers = [reader for reader in readers if reader.is_alive()]
             if (study.over or feed.deleted) and not readers:

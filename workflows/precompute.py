@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from workflows import identity
-from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Context, Namespace, Runs, run_command
+from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Context, Namespace, Runs, read_by_somebody, run_command
 from workflows.errors import UsageError
 from workflows.launch import (
     AsJson,
@@ -86,8 +86,9 @@ def main(
     for name in ("n-steps", "n-backtests", "per-capacity"):
         parameters[name] = ""
     parameters["run-id"], _ = settle_run_id(run_id, parameters)
-    print(f"backend  local ({where})\ndata     {data}, {symbol}\nrun-id   {parameters['run-id']}", flush=True)
-    return compute_here(parameters, dry_run)
+    with read_by_somebody(not dry_run):
+        print(f"backend  local ({where})\ndata     {data}, {symbol}\nrun-id   {parameters['run-id']}", flush=True)
+        return compute_here(parameters, dry_run)
 
 
 def compute_here(parameters: dict[str, str], dry_run: bool) -> int:

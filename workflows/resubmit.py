@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from workflows import nodes, state
-from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
+from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, read_by_somebody, run_command
 from workflows.errors import UsageError
 from workflows.hardware import side_by_side
 from workflows.launch import AsJson, Backend, DryRun, How, Watch
@@ -42,7 +42,8 @@ def main(
     found = locate(runs, run, backend, context, namespace)
     if isinstance(found, ClusterRun):
         return resubmit_on(found, How(watch, dry_run, as_json))
-    return resubmit_here(found, runs, jobs, dry_run)
+    with read_by_somebody(not dry_run):
+        return resubmit_here(found, runs, jobs, dry_run)
 
 
 def resubmit_here(folder: Path, runs: Path, jobs: int | None, dry_run: bool) -> int:

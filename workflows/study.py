@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def run_study(workflow: dict[str, Any], parameters: dict[str, str], recipe: str,
         outcome = _run(workflow, submission, folder, lock)
     finally:
         os.close(lock)
-    conclude(outcome, submission, folder)
+    with suppress(BrokenPipeError):  # its exit code stands, whoever still reads
+        conclude(outcome, submission, folder)
     return outcome.exit_code
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from workflows import identity
-from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Context, Namespace, Runs, run_command
+from workflows.cli import DEFAULT_CACHE, DEFAULT_RUNS, Cache, Context, Namespace, Runs, read_by_somebody, run_command
 from workflows.errors import UsageError, nearest
 from workflows.hardware import gpus, hardware, side_by_side
 from workflows.launch import (
@@ -77,7 +77,7 @@ def main(
 
     On the cluster of the kubeconfig when one answers within 2 s, else the same workflow on this machine.
     The same command goes on where an interrupted one stopped. Ends with 0 passed (or submitted), 3 gate failed,
-    2 wrong flags, settings or data, 75 interrupted with the state saved.
+    2 wrong flags, settings or data, 75 interrupted with the state saved (also when nobody reads its output any more).
 
     Example: python -m workflows.submit --folds 3 --data esh4.mbo.dbn.zst --set env.fee_ticks=0.2
     """
@@ -107,18 +107,19 @@ def main(
         how = How(watch, dry_run, as_json, scales_from_zero)
         return run(cluster, recipe, {**given, **name_values(more or [])}, same_command(), how)
     refuse_here(context=context, namespace=namespace, parameter=more, image=image, json=as_json)
-    profile, profile_why = choose_config(config)
-    named = identity.local_files(data or DEFAULT_DATA)
-    parameters = {**asked, "data": named, "config": profile, "runs": str(runs), "cache": str(cache)}
-    parameters["run-id"], run_why = settle_run_id(run_id, parameters)
-    jobs = jobs or side_by_side(folds)
-    print(f"backend  local ({where})")
-    print(f"data     {parameters['data']}" + ("" if data else " (the synthetic market; --data FILE for your own)"))
-    print(f"config   {profile} ({profile_why})")
-    print(f"run-id   {parameters['run-id']} ({run_why})")
-    at_once = min(jobs, folds, len(gpus()) or folds)
-    print(f"jobs     {at_once} of {folds} folds side by side ({hardware()})", flush=True)
-    return start(parameters, recipe, jobs, dry_run)
+    with read_by_somebody(not dry_run):
+        profile, profile_why = choose_config(config)
+        named = identity.local_files(data or DEFAULT_DATA)
+        parameters = {**asked, "data": named, "config": profile, "runs": str(runs), "cache": str(cache)}
+        parameters["run-id"], run_why = settle_run_id(run_id, parameters)
+        jobs = jobs or side_by_side(folds)
+        print(f"backend  local ({where})")
+        print(f"data     {parameters['data']}" + ("" if data else " (the synthetic market; --data FILE for your own)"))
+        print(f"config   {profile} ({profile_why})")
+        print(f"run-id   {parameters['run-id']} ({run_why})")
+        at_once = min(jobs, folds, len(gpus()) or folds)
+        print(f"jobs     {at_once} of {folds} folds side by side ({hardware()})", flush=True)
+        return start(parameters, recipe, jobs, dry_run)
 
 
 def start(parameters: dict[str, str], recipe: str, jobs: int, dry_run: bool) -> int:

@@ -269,6 +269,38 @@ def test_logs_watch_and_list_of_nothing(command: Commands, tmp_path: Path) -> No
     assert "can't be read" in command("watch").stderr
 
 
+def cut_off(*argv: str, cwd: Path, lines: int = 1, **env: str) -> tuple[int, str]:
+    """Exit code and stderr of a command whose output goes to `head`."""
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-m", *argv], cwd=cwd, env={**os.environ, **env}, **out)  # type: ignore[call-overload]
+    STARTED.append(process)
+    for _ in range(lines):
+        assert process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    return process.wait(PATIENCE_S), said
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(command: Commands, tmp_path: Path) -> None:
+    assert command("submit", "--folds", "1", "--run-id", "r").returncode == 0
+    assert cut_off("workflows.list", cwd=tmp_path, lines=0) == (0, "")
+    log = tmp_path / RUN / "r" / "logs" / "precompute-1.log"
+    log.write_text("a line\n" * 100_000)  # more than a pipe holds
+    assert cut_off("workflows.logs", "r", cwd=tmp_path) == (0, "")
+    assert cut_off("workflows.submit", "--dry-run", cwd=tmp_path, lines=0) == (0, "")
+    code, said = cut_off("workflows.logs", "q", cwd=tmp_path, lines=0)
+    assert code == 2 and said.startswith("error: run 'q'")
+
+
+def test_a_study_here_that_nobody_reads_is_interrupted(tmp_path: Path) -> None:
+    argv = ("workflows.submit", "--folds", "1", "--run-id", "r")
+    code, said = cut_off(*argv, cwd=tmp_path, lines=6, FAKE_PLAN=plan(train0=["wait", 0]))
+    assert code == 75 and said.startswith("error: nobody reads the output any more"), said
+    assert "run the same command again" in said and "Traceback" not in said
+    code, said = cut_off(*argv, cwd=tmp_path, lines=0, FAKE_PLAN=plan(train0=[0]))
+    assert code == 75 and "Traceback" not in said
+
+
 def test_logs_follow_across_attempts(tmp_path: Path) -> None:
     study = start("--folds", "1", "--run-id", "r", cwd=tmp_path, FAKE_PLAN=plan(train0=["wait", 0]))
     until(lambda: waiting(tmp_path, "r", 1))

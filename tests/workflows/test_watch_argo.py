@@ -1,6 +1,8 @@
 """`watch` on a cluster that changes underneath it: streams end and break, pods die, workflows go."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,6 +76,35 @@ def feed(kubernetes: FakeKubernetes, quick: None) -> Iterator[Callable[..., Feed
     yield make
     for one in opened:
         one.__exit__()
+
+
+def test_no_thread_outlives_the_feed(kubernetes: FakeKubernetes, quick: None) -> None:
+    """One that is at work while the interpreter ends can abort the process."""
+    kubernetes.study(study_of(pod=running(time.time())))
+    own = set(threading.enumerate())
+    with Feed(Kube.connect(), NAME) as followed:
+        followed.study()
+        until(lambda: len(followed._streams) == 3)
+        threads = [t for t in threading.enumerate() if t not in own and "_until_closed" in t.name]
+        assert len(threads) == 3, "workflow, pods, and the log of the fold that runs"
+    assert not any(thread.is_alive() for thread in threads)
+    with pytest.raises(ClusterError, match="not followed any more"):
+        followed._list_pods()
+
+
+def test_a_reader_that_leaves_ends_the_watching(kubernetes: FakeKubernetes) -> None:
+    study = study_of(pod=running(time.time()))
+    kubernetes.study(study)
+    argv = [sys.executable, "-m", "workflows.watch", "demo", "--json", "--every", "0.1"]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, **out) as watching:  # type: ignore[call-overload]
+        try:
+            assert json.loads(watching.stdout.readline())["phase"] == "Running"
+            watching.stdout.close()
+            kubernetes.study(study.task("gate", [{"phase": "Pending"}]))
+            assert (watching.wait(20), watching.stderr.read()) == (0, "")
+        finally:
+            watching.kill()
 
 
 def test_a_study_to_its_end(command: Commands, kubernetes: FakeKubernetes) -> None:
