@@ -80,13 +80,18 @@ def any_shared(sizes: Mapping[str, int]) -> int:
     return 8 * k + 4 * (2 * k * n + 2 * k * k + k * p + k)
 
 
+def general(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
+    """A block a window, head by head."""
+    return [("mamba2_mixer_any", (sizes["R"],), (256,), any_shared(sizes))]
+
+
 def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
-    """A block a window."""
-    grid, heads = (sizes["R"],), sizes["HD"]
+    """A block a window, a warp a head."""
     if not window_shape(sizes):
-        return [("mamba2_mixer_any", grid, (256,), any_shared(sizes))]
+        return general(sizes, scalars)
+    heads = sizes["HD"]
     floats = 32 * (sizes["DI"] + 8 + 2 * 72 + 36) + heads * 4 * 32
-    return [("mamba2_mixer", grid, (32 * heads,), 4 * floats)]
+    return [("mamba2_mixer", (sizes["R"],), (32 * heads,), 4 * floats)]
 
 
 KERNEL = Kernel(
@@ -94,5 +99,6 @@ KERNEL = Kernel(
     args=(*INPUTS, Arg("y", REAL, "out", "R,K,DI", "input of out_proj")),
     reference=reference,
     launcher=launcher,
+    general=general,
     tolerance=(2e-6, 2e-5, "sums over K rows and N states, then a norm"),
 )

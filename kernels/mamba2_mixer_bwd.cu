@@ -1,6 +1,7 @@
-// `mamba2_mixer_bwd` is for the profiles' shape (mamba2_window.cuh), `mamba2_mixer_bwd_any` for all others. At 1024
-// windows of the seed size the first moves 390 MB (about 95 us) and computes 1.7 G multiply-adds, of which the mask spares
-// a third. One block of 16 warps a multiprocessor: x and dY of a window fill its shared memory.
+// `mamba2_mixer_bwd` is for the profiles' shape (mamba2_window.cuh), `mamba2_mixer_bwd_any` for all others, and for cards
+// whose blocks get less shared memory. At 1024 windows of the seed size the first moves 390 MB (about 95 us) and computes
+// 1.7 G multiply-adds, of which the mask spares a third. One block of 16 warps a multiprocessor: x and dY of a window fill
+// its shared memory.
 #include "mamba2_any.cuh"
 #include "mamba2_window.cuh"
 

@@ -74,6 +74,7 @@ class Kernel:
     launcher: Launch | None = None  # for the CUDA side; comes with NAME.cu, None as long as there is none
     tolerance: tuple[float, float, str] = (1e-6, 1e-5, "float32 rounding")
     constants: Mapping[str, Any] = field(default_factory=dict)  # #define'd before the CUDA source
+    general: Launch | None = None  # for cards whose blocks get less shared memory than `launcher` asks for
 
     @property
     def source(self) -> Path:

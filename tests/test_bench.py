@@ -3,13 +3,15 @@
 import json
 import sys
 import time
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+import structlog
 
 from tests.recipes.test_alpha_rl import TINY
 from trainer import __main__, bench
-from trainer.config import build_config, load_config
+from trainer.config import build_config, load_config, with_overrides
 from trainer.device import NumpyDevice, source
 from trainer.device.timing import Stopwatch
 
@@ -157,15 +159,83 @@ def test_what_a_seed_size_step_launches_is_known_without_running_it():
 
 def test_kernels_table_joins_what_is_compiled_and_what_is_launched(monkeypatch, capsys):
     rows = [source.Resources("gae", "gae", 56, 0, 0, 0, 256), source.Resources("unused", "unused", 8, 0, 0, 0, 0)]
-    monkeypatch.setattr(source, "require_compiler", lambda: None)
-    monkeypatch.setattr(source, "all_kernels", lambda: rows)
-    monkeypatch.setattr(source, "resources", lambda row, arch: [row])
+    fake_compiler(monkeypatch, rows)
     assert __main__.main(["bench", "--kernels", "--json"]) == 0
     used, unused = json.loads(capsys.readouterr().out)
     assert (used["registers"], used["shared"]) == (56, 256) and "grid" in used and "grid" not in unused
-    assert __main__.main(["bench", "--kernels", "--arch", "sm_80"]) == 0
+    assert __main__.main(["bench", "--arch", "sm_80"]) == 0, "--arch implies --kernels"
     shown = capsys.readouterr().out
     assert "kernels for sm_80, launched as by cpu-demo" in shown and used["block"] in shown
+    assert "sm_80 has 163 KiB of shared memory for a block: enough for every launch" in shown
+
+
+def fake_compiler(monkeypatch, rows):
+    """NVRTC as it would report `rows`, for the architectures of version 13.2."""
+    compiler = SimpleNamespace(getVersion=lambda: (13, 2), getSupportedArchs=lambda: (75, 80, 90, 107))
+    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cupy.cuda, cuda.nvrtc = cuda, compiler
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(source, "all_kernels", lambda: rows)
+    monkeypatch.setattr(source, "resources", lambda row, arch: [row])
+
+
+def test_what_exceeds_a_card_is_marked_and_what_runs_instead_is_named(monkeypatch, capsys):
+    names = "mamba2_mixer_bwd", "mamba2_mixer_bwd_any"
+    rows = [source.Resources(names[0], name, 64, 0, 0, 0, 0) for name in names]
+    fake_compiler(monkeypatch, rows)
+    words = ["bench", "--kernels", "--config", "seed", "--arch"]
+    assert __main__.main([*words, "sm_80", "--json"]) == 0
+    assert [row["use"] for row in json.loads(capsys.readouterr().out)] == ["exceeds", "launched"]
+    assert __main__.main([*words, "sm_80"]) == 0
+    shown = capsys.readouterr().out
+    assert "exceeds" in shown and "mamba2_mixer_bwd asks for 200.6; mamba2_mixer_bwd_any runs" in shown
+    assert __main__.main([*words, "sm_90"]) == 0
+    assert "227 KiB of shared memory for a block: enough for every launch" in capsys.readouterr().out
+    assert __main__.main([*words, "sm_107"]) == 0
+    assert "is not known here" in capsys.readouterr().out
+
+
+def test_a_kernel_without_a_variant_that_fits_can_not_run():
+    row = {"kernel": "greedy", "entry": "greedy", "dynamic": 200 << 10, "use": "exceeds"}
+    assert bench.verdict([row], "sm_86").endswith("greedy asks for 200.0; it can't run: take a smaller net")
+
+
+@pytest.mark.parametrize("arch", ["h100", "sm_75", "sm_91", "compute_90", "90"])
+def test_an_architecture_that_the_compiler_does_not_know_is_exit_2_with_those_it_does(monkeypatch, capsys, arch):
+    fake_compiler(monkeypatch, [])
+    assert __main__.main(["bench", "--kernels", "--arch", arch]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --arch {arch}: ") and "NVRTC 13.2" in said
+    assert said.endswith("choose one of sm_80, sm_90, sm_107\n")
+
+
+def test_an_unknown_device_is_named_with_the_choices(capsys):
+    assert __main__.main(["bench", "--device", "gpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --device gpu: unknown device\nchoose auto") and "cpu or cuda" in said
+
+
+def test_what_is_timed_and_where_is_said_first(monkeypatch):
+    monkeypatch.setattr(bench.probe, "why_unavailable", lambda: "no card")
+    cfg = load_config("seed")
+    with structlog.testing.capture_logs() as lines:
+        bench.announce(NumpyDevice(), cfg, 200)
+        bench.announce(NumpyDevice(), with_overrides(cfg, ["run.device=cpu"]), 200)
+    first, second = lines
+    assert (first["config"], first["device"], first["no_gpu"], first["d_model"]) == ("seed", "cpu", "no card", 256)
+    assert "no_gpu" not in second
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, __main__._Terminated])
+def test_an_interrupted_timing_does_not_say_that_something_was_kept(monkeypatch, capsys, stop):
+    def interrupted(*_):
+        raise stop
+
+    monkeypatch.setattr(bench, "bench", interrupted)
+    assert __main__.main(["bench"]) == 75
+    said = capsys.readouterr().err
+    assert said.startswith("error: interrupted before the figures were there") and "kept" not in said
 
 
 def test_kernels_without_a_compiler_is_one_line_with_exit_2(monkeypatch, capsys):

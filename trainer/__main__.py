@@ -51,6 +51,7 @@ DeviceName = Annotated[str, typer.Option("--device", help="auto (a GPU if there 
 Tf32 = Annotated[
     bool | None, typer.Option("--tf32/--no-tf32", help="products of 10-bit mantissas, on a GPU only [profile's]")
 ]
+DEVICES = ("auto", "cpu", "cuda")
 FoldNumber = Annotated[int, typer.Option("--fold", min=0, help="fold number, from 0")]
 
 
@@ -66,7 +67,11 @@ def _items(overrides: list[str] | None) -> list[str]:
 
 
 def _device(device: str, tf32: bool | None) -> list[str]:
-    """The options as assignments; those not given leave the profile's."""
+    """The options as assignments; those not given leave the profile's. Raises UsageError for an unknown device."""
+    from trainer.errors import UsageError
+
+    if device not in ("", *DEVICES):
+        raise UsageError(f"--device {device}: unknown device\nchoose auto (a GPU if there is one), cpu or cuda")
     given = {"device": device or None, "tf32": None if tf32 is None else str(tf32).lower()}
     return [f"run.{name}={value}" for name, value in given.items() if value is not None]
 
@@ -321,7 +326,7 @@ def bench(
     steps: Annotated[int, typer.Option("--steps", min=10, help="measured steps after 50 of warm-up")] = 200,
     cold: Annotated[bool, typer.Option("--cold", help="also time a start that compiles every kernel")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="registers, spills and shared memory instead")] = False,
-    arch: Annotated[str, typer.Option("--arch", help="of --kernels; needs no GPU")] = "sm_90",
+    arch: Annotated[str, typer.Option("--arch", help="of --kernels, which it implies; needs no GPU [sm_90]")] = "",
     config: Config = "cpu-demo",
     set_: Set = None,
     json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
@@ -333,12 +338,16 @@ def bench(
     Example: python -m trainer bench --config seed --device cuda
     """
     from trainer import bench as run
+    from trainer.errors import Interrupted
 
     cfg = _config(config, set_, *_device(device, tf32))
-    if kernels:
-        run.bench_kernels(cfg, arch, json_)
-    else:
-        run.bench(cfg, steps, json_, cold)
+    try:
+        if kernels or arch:
+            run.bench_kernels(cfg, arch or "sm_90", json_)
+        else:
+            run.bench(cfg, steps, json_, cold)
+    except (KeyboardInterrupt, _Terminated):  # main's words are of commands that save something
+        raise Interrupted("interrupted before the figures were there; a timing starts anew") from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,12 +22,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kernels.spec import Kernel
+import structlog
+
 from trainer.config import StudyConfig
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
-from trainer.device import NumpyDevice, Region, open_device
+from trainer.device import Region, open_device, probe
 from trainer.device.base import Device
+from trainer.device.launches import DryDevice, limit_of
 from trainer.errors import FoxhuntError
 from trainer.learn.checkpoint import CheckpointWriter, list_checkpoints
 from trainer.recipes.alpha_rl import AlphaRL
@@ -38,9 +40,10 @@ TRACE_WARMUP = 3
 SAVES, BETWEEN = 7, 50  # checkpoints, and steps after each
 OPERATIONS = ("launch", "gemm", "copy", "zero")
 DATA = "synthetic:rows=40000"
-WRITTEN = 1 << 20  # bytes of the largest array that a dry run fills
-WIDTH = 140
+WIDTH = 160
 SHOWN = 24  # rows of a table on the screen; the JSON has all
+
+log = structlog.get_logger()
 
 
 def make_recipe(cfg: StudyConfig, device: Device | None = None) -> AlphaRL:
@@ -57,11 +60,20 @@ def warm_up(recipe: AlphaRL, steps: int = WARMUP) -> None:
     recipe.device.synchronize()
 
 
+def announce(device: Device, cfg: StudyConfig, steps: int) -> None:
+    """What is timed and where, before it takes its time: large settings take minutes on a processor."""
+    sizes = {"n_backtests": cfg.env.n_backtests, "batch": cfg.learn.batch, "d_model": cfg.net.d_model}
+    chosen = {} if device.name != "cpu" or cfg.run.device == "cpu" else {"no_gpu": probe.why_unavailable()}
+    where = getattr(device, "model", device.name)
+    log.info("timing", config=cfg.profile, device=where, **chosen, **sizes, warm_up=WARMUP, steps=steps)
+
+
 def measure(cfg: StudyConfig, steps: int, cold: bool = False) -> dict[str, Any]:
     """Figures of `steps` learning steps on the synthetic market, after a warm-up; times in milliseconds."""
-    recipe = make_recipe(cfg)
+    device = open_device(cfg.run.device, cfg.run.tf32)
+    announce(device, cfg, steps)
+    recipe = make_recipe(cfg, device)
     warm_up(recipe)
-    device = recipe.device
     figures: dict[str, Any] = {
         "device": getattr(device, "model", device.name),
         "profile": cfg.profile,
@@ -300,44 +312,10 @@ def tell_start() -> None:
 # -- kernels as the compiler sees them --
 
 
-class DryDevice(NumpyDevice):
-    """Runs nothing: it notes what would be launched. `launches`: (kernel, entry) -> grid, block and dynamic shared
-    memory, of the launch that takes the most of it."""
-
-    name = "dry"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def fill(self, array: Any, value: Any) -> None:
-        if array.nbytes <= WRITTEN:  # what is never written takes no memory, and the host reads small arrays only
-            super().fill(array, value)
-
-    def launch(self, kernel: Kernel, *values: Any) -> None:
-        from trainer.device.cuda import phases
-
-        sizes = kernel.bind(values)
-        scalars = {arg.name: value for arg, value in zip(kernel.args, values) if arg.role == "scalar"}
-        for entry, grid, block, shared in phases(kernel, sizes, scalars):
-            known = self.launches.get((kernel.name, entry))
-            if known is None or shared > known["dynamic"]:
-                shape = ["x".join(map(str, sides)) for sides in (grid, block)]
-                self.launches[kernel.name, entry] = {"dynamic": shared, "grid": shape[0], "block": shape[1]}
-
-    def gemm(self, *values: Any, **options: Any) -> None:
-        pass
-
-    def copy(self, dst: Any, src: Any) -> None:
-        pass
-
-    def zero(self, array: Any) -> None:
-        pass
-
-
-def launches(cfg: StudyConfig) -> dict[tuple[str, str], dict[str, Any]]:
-    """What each CUDA function of a training and a validation step is launched with. Needs no GPU and little memory."""
-    device = DryDevice()
+def launches(cfg: StudyConfig, limit: int | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+    """What each CUDA function of a training and a validation step is launched with, where a block gets `limit` bytes of
+    shared memory; variants left out for it as well. Needs no GPU and little memory."""
+    device = DryDevice(limit)
     recipe = make_recipe(cfg, device)
     device.launches.clear()  # what making it launched
     owners = [recipe, *([recipe.validator] if recipe.validator else [])]
@@ -348,17 +326,17 @@ def launches(cfg: StudyConfig) -> dict[tuple[str, str], dict[str, Any]]:
 
 def kernel_resources(cfg: StudyConfig, arch: str) -> list[dict[str, Any]]:
     """Registers, stack, spills and shared memory of every CUDA function, compiled for `arch` ("sm_90"), and what it is
-    launched with under these settings.
+    launched with under these settings. `use`: "launched", or "exceeds" where `arch` has not enough shared memory.
 
-    Needs cupy and NVRTC, no GPU. Raises UsageError without them.
+    Needs cupy and NVRTC, no GPU. Raises UsageError without them, or when NVRTC does not know `arch`.
     """
     from concurrent.futures import ThreadPoolExecutor
     from dataclasses import asdict
 
     from trainer.device import source
 
-    source.require_compiler()
-    launched = launches(cfg)
+    source.require_arch(arch)
+    launched = launches(cfg, limit_of(arch))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # NVRTC compiles without the interpreter's lock
         found = pool.map(lambda kernel: source.resources(kernel, arch), source.all_kernels())
         return [asdict(row) | launched.get((row.kernel, row.entry), {}) for rows in found for row in rows]
@@ -377,9 +355,28 @@ def bench_kernels(cfg: StudyConfig, arch: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    compiled, launched = ("registers", "stack", "spill_stores", "spill_loads", "shared"), ("dynamic", "grid", "block")
+    compiled = ("registers", "stack", "spill_stores", "spill_loads", "shared")
     title = f"kernels for {arch}, launched as by {cfg.profile}; stack and spills: bytes a thread, shared: bytes a block"
-    _table(title, ("kernel", "entry", *compiled, *launched), rows)
+    _table(title, ("kernel", "entry", *compiled, "dynamic", "grid", "block", "use"), rows)
+    print(verdict(rows, arch))
+
+
+def verdict(rows: list[dict[str, Any]], arch: str) -> str:
+    """What the shared memory of `arch` means for these launches."""
+    limit = limit_of(arch)
+    if limit is None:
+        return f"how much shared memory a block gets on {arch} is not known here: taken as enough"
+    has = f"{arch} has {limit >> 10} KiB of shared memory for a block"
+    over = [row for row in rows if row.get("use") == "exceeds"]
+    if not over:
+        return f"{has}: enough for every launch"
+    lines = [f"{has}:"]
+    for kernel in sorted({row["kernel"] for row in over}):
+        asked = max(row["dynamic"] for row in over if row["kernel"] == kernel)
+        instead = [row["entry"] for row in rows if row["kernel"] == kernel and row.get("use") == "launched"]
+        then = f"{', '.join(instead)} runs, which is slower" if instead else "it can't run: take a smaller net"
+        lines.append(f"  {kernel} asks for {asked / 1024:.1f}; {then}")
+    return "\n".join(lines)
 
 
 def show(figures: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trainer.results.gate import Verdict
 
 DONE = "DONE"
+PER_ROW = ("market", "validation", "judgement")  # arenas that grow with the market's rows
 LEASE_WAIT_S = 90.0  # in a pod: longer than a silent owner keeps a fold folder
 log = structlog.get_logger()
 
@@ -198,7 +199,15 @@ def train(
     result = None
     with Heartbeat(fold, cfg.run.n_steps) as heartbeat:
         recipe, outcome = run(
-            lambda: _build(device, cfg, market, chosen), cfg.run, folder, fold, meta, resume, quiet, wait, heartbeat
+            lambda: _build(device, cfg, market, chosen, judge),
+            cfg.run,
+            folder,
+            fold,
+            meta,
+            resume,
+            quiet,
+            wait,
+            heartbeat,
         )
         log.info("trained", fold=fold, step=outcome.step, seconds=round(outcome.seconds, 1), state=outcome.state_hash)
         if judge:
@@ -209,14 +218,30 @@ def train(
     return outcome, result
 
 
-def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold) -> AlphaRL:
+def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold, judge: bool = True) -> AlphaRL:
+    """The run's arrays on the device. Before any is there, what the GPU could not do later is refused: launch the
+    kernels, validate, and judge the fold after all of its steps."""
     from trainer.device.memory import listed, mib
+    from trainer.nets.dry import require_launches
     from trainer.recipes.alpha_rl import AlphaRL
 
+    require_launches(device, cfg.net, market.n_features)
+    device.expected = _later(cfg, market, fold, judge)
     with _room_for(market):
         recipe = AlphaRL(device, cfg, market, fold)
     log.info("memory", arenas=listed(recipe.arenas()), **{name: mib(size) for name, size in device.memory().items()})
     return recipe
+
+
+def _later(cfg: StudyConfig, market: Market, fold: Fold, judge: bool) -> dict[str, int]:
+    """Bytes by name of what is allocated after the arrays of the training steps."""
+    from trainer.learn.evaluator import pass_memory, segment_lanes, session_lanes
+    from trainer.recipes.alpha_rl import VALIDATION_ROWS
+    from trainer.results.evaluate import judgement_memory
+
+    lanes = session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
+    found = pass_memory(cfg, market.n_features, segment_lanes(lanes, VALIDATION_ROWS), "validation")
+    return found | (judgement_memory(cfg, market, fold) if judge else {})
 
 
 @contextmanager
@@ -231,7 +256,7 @@ def too_many_rows(error: DeviceMemory, market: Market) -> DeviceMemory | None:
     """What fits, when it is the market's rows that don't: sampling and window. None when all else alone is too much."""
     from trainer.data.sampling import coarser
 
-    taken, rows = error.arenas.get("market", 0), len(market)
+    taken, rows = sum(error.arenas.get(name, 0) for name in PER_ROW), len(market)
     room = int((error.free - sum(error.arenas.values()) + taken) / max(taken / rows, 1))
     if not 0 < room < rows:
         return None
@@ -259,7 +284,7 @@ def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
     """Judges the newest checkpoint's weights again."""
     from trainer.device import open_device
     from trainer.learn.checkpoint import check_same, newest_valid
-    from trainer.results.evaluate import market_store
+    from trainer.results.evaluate import judgement_memory, market_store
 
     study, market, folds = open_study(place, cfg)
     chosen = _fold(folds, fold)
@@ -277,6 +302,7 @@ def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
     weights = found.arrays[name]
     param = device.empty(weights.shape, weights.dtype)
     device.fill(param, weights)
+    device.expected = judgement_memory(cfg, market, chosen)
     with _room_for(market):
         store = market_store(device, market, cfg, chosen)
     return _judge(place, cfg, study, market, chosen, device, store, param, name)

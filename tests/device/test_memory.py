@@ -58,12 +58,23 @@ def test_what_fits_is_allocated():
 
 def test_every_hint_names_an_arena_that_a_run_has():
     from tests.recipes.test_alpha_rl import TINY
+    from trainer import study
     from trainer.config import build_config
     from trainer.data.folds import FoldPlan, make_folds
     from trainer.data.market import synthetic_market
     from trainer.recipes.alpha_rl import AlphaRL
 
     cfg, market = build_config(TINY), synthetic_market("synthetic:rows=2000")
-    recipe = AlphaRL(NumpyDevice(), cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, 0))[0])
-    arenas = {name.partition(".")[0] for store in (recipe.store, recipe.validator.store) for name in store.arrays}
-    assert set(memory.SMALLER) <= arenas
+    fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, 0))[0]
+    recipe = AlphaRL(NumpyDevice(), cfg, market, fold)
+    names = [*recipe.store.arrays, *recipe.validator.store.arrays, *study._later(cfg, market, fold, True)]
+    assert set(memory.SMALLER) <= {name.partition(".")[0] for name in names}
+
+
+def test_what_comes_later_is_asked_for_with_the_next_allocation_alone():
+    device, asked = NumpyDevice(), []
+    device.require_room = asked.append
+    device.expected = {"judgement.table": 5}
+    for _ in range(2):
+        allocate(device, [Field("a.x", (2,), kind="scratch")])
+    assert asked == [{"a.x": 8, "judgement.table": 5}, {"a.x": 8}]

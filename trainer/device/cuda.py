@@ -17,10 +17,11 @@ from kernels.spec import Kernel
 from trainer.device import memory, probe
 from trainer.device.base import MAX_CHECKED, Device, Readback, refuse_views
 from trainer.device.gemm import WORKSPACE, Gemms, Product, alignment
+from trainer.device.launches import phases
 from trainer.device.probe import why_unavailable as why_unavailable  # what a test of this module asks first
 from trainer.device.source import OPTIONS, compile_error, kernel_source
 from trainer.device.timing import CudaStopwatch, Stopwatch
-from trainer.errors import FoxhuntError, UsageError
+from trainer.errors import FoxhuntError
 
 URGENT, TRAINING, BESIDE = -2, -1, 0  # priorities of streams; the lower number goes first
 FREE_SHARED = 48 << 10  # bytes of shared memory that a block gets without asking
@@ -149,6 +150,7 @@ class CudaDevice(Device):
         self.branches: dict[str, _Branch] = {}
         self.current = self.main
         self.functions: dict[str, Any] = {}
+        self.shared_limit = int(cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
         self.shared: dict[str, int] = {}  # largest dynamic shared memory asked for, by function
         self.capturing = False
         self.recorder: Any = CudaRecorder(self) if graphs else _EagerRecorder(self)
@@ -224,7 +226,7 @@ class CudaDevice(Device):
         if kernel.launcher is None:
             kernel_source(kernel)  # a launcher comes with its source: without one, that is what to say
             raise FoxhuntError(f"kernel {kernel.name}: its argument table has no launcher for the GPU")
-        for entry, grid, block, shared in phases(kernel, sizes, scalars):
+        for entry, grid, block, shared in phases(kernel, sizes, scalars, self.shared_limit):
             function = self._function(kernel, entry, shared)
             function(grid, block, packed, shared_mem=shared, stream=self.current.stream)
 
@@ -291,12 +293,6 @@ class CudaDevice(Device):
             self.compiled += 1
             self.compile_seconds += time.perf_counter() - started
         if shared > max(FREE_SHARED, self.shared.get(key, 0)):
-            limit = self.cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
-            if shared > limit:
-                raise UsageError(
-                    f"kernel {kernel.name}: these sizes need {shared >> 10} KiB of shared memory a block, this GPU has "
-                    f"{limit >> 10}\nlower net.window, net.d_state or net.headdim"
-                )
             self.functions[key].max_dynamic_shared_size_bytes = self.shared[key] = shared
         return self.functions[key]
 
@@ -319,13 +315,3 @@ class _EagerRecorder:
                 recorder.run(body)
 
         return Replay()
-
-
-def phases(kernel: Kernel, sizes: Any, scalars: Any) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int]]:
-    """(entry point, grid, block, shared bytes) of each CUDA function of a kernel, in order."""
-    assert kernel.launcher is not None
-    found = kernel.launcher(sizes, scalars)
-    if isinstance(found, list):
-        return found
-    grid, block, shared = found
-    return [(kernel.name, grid, block, shared)]

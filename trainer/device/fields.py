@@ -89,16 +89,17 @@ class Namespace:
 def allocate(device: Device, fields: Iterable[Field], real: Any = np.float32) -> Store:
     """Allocates every field on `device`, each 256-byte aligned, and fills in its initial value.
 
-    Raises DeviceMemory before anything is allocated when all of it will not fit.
+    Raises DeviceMemory before anything is allocated when all of it, and what the device expects later, will not fit.
     """
     fields = list(fields)
     dtypes = {f.name: np.dtype(real if f.dtype == REAL else f.dtype) for f in fields}
     if len(dtypes) < len(fields):
         names = [f.name for f in fields]
         raise ValueError(f"two fields are named {next(n for n in names if names.count(n) > 1)}")
-    sizes = {f.name: _nbytes(dtypes[f.name], f.shape) for f in fields}
+    sizes = footprint(fields, real)
     copied = sum(sizes[f.name] for f in fields if f.kind == "state")  # a checkpoint is copied on the device first
-    device.require_room(sizes | ({"checkpoint.copy": copied} if copied else {}))
+    later, device.expected = device.expected or {}, None
+    device.require_room(sizes | ({"checkpoint.copy": copied} if copied else {}) | dict(later))
     first, size = {}, 0
     for f in fields:
         if f.kind == "state":
@@ -113,6 +114,11 @@ def allocate(device: Device, fields: Iterable[Field], real: Any = np.float32) ->
         device.fill(array, f.init)
         arrays[f.name] = array
     return Store(fields, arrays, arena)
+
+
+def footprint(fields: Iterable[Field], real: Any = np.float32) -> dict[str, int]:
+    """Bytes that each field takes, by name."""
+    return {f.name: _nbytes(np.dtype(real if f.dtype == REAL else f.dtype), f.shape) for f in fields}
 
 
 def _nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

@@ -20,6 +20,8 @@ SMALLER = {
     "next": "a smaller learn.batch or net.d_model",
     "eval": "a shorter series",
     "log": "a shorter series",
+    "judgement": "more folds, a shorter series or a coarser data.sample",
+    "validation": "a smaller folds.validation_share, or a shorter series",
 }
 
 

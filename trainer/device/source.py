@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kernels
 from kernels.spec import Kernel
+from trainer.device.probe import OLDEST
 from trainer.errors import FoxhuntError, UsageError
 
 OPTIONS = ("--std=c++17", "-lineinfo")
@@ -94,6 +95,21 @@ def require_compiler() -> None:
         raise UsageError(
             f"CUDA's compiler NVRTC does not load ({said}); pip install 'foxhunt[gpu]', which needs no GPU"
         ) from None
+
+
+def require_arch(arch: str) -> None:
+    """Raises UsageError without NVRTC, or when `arch` is none that it assembles for and the kernels can run on."""
+    require_compiler()
+    from cupy.cuda import nvrtc
+
+    known = [number for number in nvrtc.getSupportedArchs() if number >= OLDEST]
+    named = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    if named is None or int(named[1]) not in known:
+        version = ".".join(map(str, nvrtc.getVersion()))
+        raise UsageError(
+            f"--arch {arch}: not an architecture that this compiler (NVRTC {version}) makes these kernels for\n"
+            f"choose one of {', '.join(f'sm_{number}' for number in known)}"
+        )
 
 
 @dataclass(frozen=True)

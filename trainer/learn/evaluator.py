@@ -15,7 +15,7 @@ import numpy as np
 from kernels import carry_hidden, eval_record, gather_encodings, gather_windows, scatter_rows
 from kernels.eval_record import RECORDED
 from trainer.config import StudyConfig
-from trainer.device import Device, Field, Store, allocate
+from trainer.device import Device, Field, Store, allocate, footprint
 from trainer.env.environment import Environment, env_fields
 from trainer.nets.losses import act, acting_fields
 from trainer.nets.network import Network
@@ -43,6 +43,37 @@ def chunk_plan(base: int, rows: int) -> np.ndarray:
     return np.stack([index, index + base], axis=1).astype(np.int32)
 
 
+def evaluator_fields(cfg: StudyConfig, net: Network, lanes: list[tuple[int, int]]) -> list[Field]:
+    """What a pass over these lanes has of its own; the market's arrays are shared."""
+    first, last = (np.array(x, np.int32) for x in zip(*lanes))
+    base, b = int(first.min()), len(lanes)
+    rows, steps = int(last.max()) - base + 1, int((last - first).max())
+    plan = chunk_plan(base, rows)
+    return [
+        Field("eval.param", (net.layout.size,), kind="scratch"),
+        Field("eval.first", (b,), "int32", "data", first, "first row of each lane"),
+        Field("eval.plan", plan.shape, "int32", "data", plan, "see chunk_plan"),
+        Field("eval.chunk", (2, CHUNK), "int32", "scratch", doc="the plan's rows of the chunk being encoded"),
+        Field("eval.table", (rows, cfg.net.d_model), kind="scratch", doc="encoding of every row"),
+        Field("eval.h", (b, cfg.net.hidden), kind="scratch"),
+        Field("eval.cursor", (1,), "int64", "scratch"),
+        Field("eval.step", (1,), "int64", "scratch", doc="clock of lanes that draw nothing"),
+        *(Field(f"log.{name}", (steps, b), dtype, "scratch") for name, dtype in RECORDED),
+        *env_fields(cfg, b, prefix="lane"),
+        *acting_fields("acting", b),
+        *net.fields("chunk", CHUNK, backward=False),
+        *net.fields("act", b, backward=False),
+    ]
+
+
+def pass_memory(cfg: StudyConfig, n_features: int, lanes: list[tuple[int, int]], name: str) -> dict[str, int]:
+    """Bytes that a pass will take: under `name` what grows with the rows, under `lanes` what does not."""
+    if not lanes:
+        return {}
+    sizes = footprint(evaluator_fields(cfg, Network(cfg.net, n_features), lanes))
+    return {f"{name if n.startswith(('eval.', 'log.')) else 'lanes'}.{name}.{n}": size for n, size in sizes.items()}
+
+
 class Evaluator:
     """Lanes [(first row, last row)] of one window. `run(param)` -> the log, host arrays [T, B] by name.
 
@@ -58,26 +89,7 @@ class Evaluator:
         first, last = (np.array(x, np.int32) for x in zip(*lanes))
         self.base = int(first.min())
         self.rows, self.steps = int(last.max()) - self.base + 1, int((last - first).max())
-        b, plan = len(lanes), chunk_plan(self.base, self.rows)
-        own = allocate(
-            device,
-            [
-                Field("eval.param", (self.net.layout.size,), kind="scratch"),
-                Field("eval.first", (b,), "int32", "data", first, "first row of each lane"),
-                Field("eval.plan", plan.shape, "int32", "data", plan, "see chunk_plan"),
-                Field("eval.chunk", (2, CHUNK), "int32", "scratch", doc="the plan's rows of the chunk being encoded"),
-                Field("eval.table", (self.rows, cfg.net.d_model), kind="scratch", doc="encoding of every row"),
-                Field("eval.h", (b, cfg.net.hidden), kind="scratch"),
-                Field("eval.cursor", (1,), "int64", "scratch"),
-                Field("eval.step", (1,), "int64", "scratch", doc="clock of lanes that draw nothing"),
-                *(Field(f"log.{name}", (self.steps, b), dtype, "scratch") for name, dtype in RECORDED),
-                *env_fields(cfg, b, prefix="lane"),
-                *acting_fields("acting", b),
-                *self.net.fields("chunk", CHUNK, backward=False),
-                *self.net.fields("act", b, backward=False),
-            ],
-            real,
-        )
+        own = allocate(device, evaluator_fields(cfg, self.net, lanes), real)
         shared = {name: array for name, array in market.arrays.items() if name.startswith("market.")}
         self.store = Store([*own.fields.values()], own.arrays | shared)
         self.env = Environment(device, cfg, self.store, prefix="lane", clock="eval.step")

@@ -19,7 +19,7 @@ from trainer.device import Device, Field, NumpyDevice, Store, allocate
 from trainer.env.environment import Environment, env_fields
 from trainer.env.market import market_fields
 from trainer.errors import DataError
-from trainer.learn.evaluator import Evaluator, session_lanes
+from trainer.learn.evaluator import Evaluator, pass_memory, session_lanes
 from trainer.results.baselines import BASELINES, Rules, imbalance, random_order_rate
 from trainer.results.eval_run import EvalRun, Lane, fills_from_path
 
@@ -32,14 +32,25 @@ def market_store(device: Device, market: Market, cfg: StudyConfig, fold: Fold) -
     return allocate(device, market_fields(market, cfg, market.normalisation(fold.train), fold.train))
 
 
-def evaluate_fold(device: Device, cfg: StudyConfig, market: Market, store: Store, fold: Fold, param: Any) -> EvalRun:
-    """Judges weights `param` [S] (on `device`) on the fold's test window. `store` holds the market's arrays."""
+def judged_lanes(cfg: StudyConfig, market: Market, fold: Fold) -> list[tuple[int, int]]:
+    """(first decision row, last row) of each session of the test window. Raises DataError when there is none."""
     lanes = session_lanes(np.asarray(market.session), fold.test, cfg.net.window)
     if not lanes:
         raise DataError(
             f"fold {fold.index}: no session of the test window is longer than net.window = {cfg.net.window} rows\n"
             "use fewer folds, a finer data.sample or a smaller net.window"
         )
+    return lanes
+
+
+def judgement_memory(cfg: StudyConfig, market: Market, fold: Fold) -> dict[str, int]:
+    """Bytes by name that judging the fold will take on the device, beside the market."""
+    return pass_memory(cfg, market.n_features, judged_lanes(cfg, market, fold), "judgement")
+
+
+def evaluate_fold(device: Device, cfg: StudyConfig, market: Market, store: Store, fold: Fold, param: Any) -> EvalRun:
+    """Judges weights `param` [S] (on `device`) on the fold's test window. `store` holds the market's arrays."""
+    lanes = judged_lanes(cfg, market, fold)
     log = Evaluator(device, cfg, store, lanes).run(param)
     policy = _lane(log, range(len(lanes)))
     used = [log["valid"][:, i] != 0 for i in range(len(lanes))]
