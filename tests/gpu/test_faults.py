@@ -164,10 +164,14 @@ def test_the_command_says_it_in_one_line_with_exit_2(capsys):
 
 def test_memory_that_runs_out_all_the_same_is_an_error_with_advice(device):
     _, all_of_it = device.cp.cuda.runtime.memGetInfo()  # more than the free: the pool gives its blocks back first
+    pool = device.cp.get_default_memory_pool()
+    used = pool.used_bytes()
     with pytest.raises(MemoryError) as caught:
         device.empty((all_of_it + GIB,), np.uint8)
     found = of_device_error(caught.value, others={})
     assert isinstance(found, DeviceMemory) and "allocating" in str(found) and "env.n_backtests" in str(found)
+    pool.free_all_blocks()
+    assert pool.used_bytes() <= used, "what was refused is held all the same"
 
 
 HOLDER = """

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.marks import NEEDS_GPU
+from tests.gpu.test_alpha_rl import distance
 from tests.recipes.test_alpha_rl import COLLECT, TINY
 from trainer.config import build_config, load_config
 from trainer.data.folds import FoldPlan, make_folds
@@ -21,6 +22,7 @@ MEANS = 100  # steps of a mean by which free runs are compared
 SEEDS = (0, 1, 2)
 TRAJECTORY = 50  # steps
 TWICE = 2.0  # as far from float64 as NumPy's own float32, at most
+NEAR = 1e-5  # from float64 by norm, as long as all draws are the same: measured 8.8e-7 for one step, NumPy 3.2e-7
 
 
 def world_of(cfg, rows):
@@ -72,27 +74,49 @@ def test_l_q_with_tf32_and_without(capsys):
     assert distance.mean() <= spread.mean()
 
 
-def test_fifty_free_steps_stay_as_near_to_float64_as_numpys_float32(capsys):
-    """Nothing is corrected on the way. A draw on the edge of two samples parts any two precisions, so the measure is
-    what rounding does to NumPy itself; before learning starts there is nothing to part."""
-    cfg = build_config(TINY)
-    world = world_of(cfg, 4000)
-    gpu = AlphaRL(CudaDevice(tf32=False), cfg, *world)
-    single, double = AlphaRL(NumpyDevice(), cfg, *world), AlphaRL(NumpyDevice(), cfg, *world, real=np.float64)
+DRAWN = ("acting.action", "sample.slots", "served.index")
+LEARNT = ("opt.param", "opt.m", "opt.v", "opt.target")
+
+
+def free_steps(gpu, single, double):
+    """Three runs side by side, nothing corrected on the way -> distances from `double` over the distance travelled, of
+    `gpu` and of `single`; and, of each learning step before the first that draws something else, how far `gpu` is from
+    `double` in what is learnt."""
     start = np.array(double.store["opt.param"])
-    ours, own = [], []
+    ours, own, near, alike = [], [], [], True
     for step in range(COLLECT + TRAJECTORY):
+        if step == COLLECT:  # a mass is a rounded power, and one that is a unit off moves every draw
+            gpu.restore(single.snapshot())
         for recipe in (gpu, single, double):
             recipe.step()
         if step < COLLECT:
             for name in ("env.row", "env.position", "env.cash", "acting.action"):
                 assert (gpu.device.to_host(gpu.store[name]) == double.store[name]).all(), (step, name)
             continue
+        host = {name: gpu.device.to_host(gpu.store[name]) for name in (*DRAWN, *LEARNT)}
+        alike = alike and all((host[name] == double.store[name]).all() for name in DRAWN)
+        if alike:
+            near.append(max(distance(name, host[name], double.store[name]) for name in LEARNT))
         travelled = np.linalg.norm(double.store["opt.param"] - start)
-        for found, recipe in ((ours, gpu), (own, single)):
-            param = recipe.device.to_host(recipe.store["opt.param"])
+        for found, param in ((ours, host["opt.param"]), (own, single.store["opt.param"])):
             found.append(float(np.linalg.norm(param - double.store["opt.param"]) / travelled))
+    return ours, own, near
+
+
+def test_fifty_free_steps_stay_as_near_to_float64_as_numpys_float32(capsys):
+    """A draw on the edge of two samples parts any two precisions, by much and within a few steps. After it the measure
+    is what rounding does to NumPy itself; before it the limit is tight. test_alpha_rl.py holds every single step to that
+    limit, by starting each from the other's state."""
+    cfg = build_config(TINY)
+    world = world_of(cfg, 4000)
+    gpu = AlphaRL(CudaDevice(tf32=False), cfg, *world)
+    ours, own, near = free_steps(
+        gpu, AlphaRL(NumpyDevice(), cfg, *world), AlphaRL(NumpyDevice(), cfg, *world, real=np.float64)
+    )
     with capsys.disabled():
         print(f"\n  {TRAJECTORY} free steps, distance from float64 over distance travelled: ", end="")
-        print(f"CUDA {np.median(ours):.3f} (end {ours[-1]:.3f}), NumPy float32 {np.median(own):.3f} ({own[-1]:.3f})")
+        print(f"CUDA {np.median(ours):.3f} (end {ours[-1]:.3f}), NumPy float32 {np.median(own):.3f} ({own[-1]:.3f});")
+        print(f"  of the first {len(near)}, which draw alike, weights and moments: {max(near, default=0):.1e}")
+    assert near, "the first learning step draws something else"
+    assert max(near) <= NEAR
     assert np.median(ours) <= TWICE * np.median(own) and ours[-1] <= TWICE * own[-1]
