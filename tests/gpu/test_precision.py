@@ -105,8 +105,8 @@ def free_steps(gpu, single, double):
 
 def test_fifty_free_steps_stay_as_near_to_float64_as_numpys_float32(capsys):
     """A draw on the edge of two samples parts any two precisions, by much and within a few steps. After it the measure
-    is what rounding does to NumPy itself; before it the limit is tight. test_alpha_rl.py holds every single step to that
-    limit, by starting each from the other's state."""
+    is what rounding does to NumPy itself; before it the limit is tight. test_alpha_rl.py holds every single step to
+    that limit, by starting each from the other's state."""
     cfg = build_config(TINY)
     world = world_of(cfg, 4000)
     gpu = AlphaRL(CudaDevice(tf32=False), cfg, *world)
