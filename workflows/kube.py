@@ -8,13 +8,12 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
+from workflows import login, no_answer
 from workflows.errors import UsageError, nearest
+from workflows.login import in_cluster, kubeconfig
 
 GROUP, VERSION = "argoproj.io", "v1alpha1"
 NAMESPACE = "foxhunt"
@@ -26,7 +25,6 @@ ENDED = ("Succeeded", "Failed", "Error")
 _CONNECT, _READ = 5.0, 30.0  # seconds until an API server counts as gone
 _STREAM_READ = 330.0  # silence allowed on a watch or a followed log
 _PAGE = 500
-_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 
@@ -42,10 +40,11 @@ class ClusterError(UsageError):
 class Kube:
     """One context and namespace of a cluster: `core`, `apps`, `auth` and `custom` are the client's APIs."""
 
-    def __init__(self, api: Any, context: str, namespace: str, asked: str = "") -> None:
+    def __init__(self, api: Any, context: str, namespace: str, asked: str = "", helper: str = "") -> None:
         from kubernetes import client
 
         self.asked = asked  # the context that a person named, so that what we tell to type names it too
+        self.helper = helper  # the command that gives the credentials, "" when they are in the kubeconfig
         self.context, self.namespace, self.server = context, namespace, str(api.configuration.host)
         self.api = api
         self.core, self.apps, self.auth = client.CoreV1Api(api), client.AppsV1Api(api), client.AuthorizationV1Api(api)
@@ -59,24 +58,27 @@ class Kube:
         """
         path, asked = kubeconfig(), context
         if not path and not in_cluster():
-            raise UsageError(no_cluster())
+            raise UsageError(login.no_cluster())
         from kubernetes import client, config
 
-        settings = client.Configuration()
+        settings, helper = client.Configuration(), ""
         if path:
-            context = choose_context(path, context)
+            context = login.choose_context(path, context)
+            if helper := login.helper_of(path, context):
+                login.HELPER_LOG.listen()
             try:
                 config.load_kube_config(path, context=context, client_configuration=settings)
             except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
-                raise UsageError(f"{path}: context {context!r} can't be used: {error}\n{_CHECK_CONTEXTS}") from None
+                says = f"{path}: context {context!r} can't be used: {error}"
+                raise UsageError(f"{says}\n{login.CHECK_CONTEXTS}") from None
         else:
             context = context or "in-cluster"
             config.load_incluster_config(client_configuration=settings)
-            namespace = namespace or _TOKEN.with_name("namespace").read_text().strip()
+            namespace = namespace or login.TOKEN.with_name("namespace").read_text().strip()
         settings.retries = _retries()
         api = client.ApiClient(settings)
         _limit_waits(api.rest_client)
-        return cls(api, context, namespace or NAMESPACE, asked)
+        return cls(api, context, namespace or NAMESPACE, asked, helper)
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls a client's method; its exceptions become ClusterError (or UsageError for arguments it refuses)."""
@@ -89,7 +91,9 @@ class Kube:
         except ApiException as error:
             raise self._refused(error) from None
         except HTTPError as error:
-            raise ClusterError(f"{self.who()} does not answer: {_cause(error)}\n{_CHECK_SERVER}") from None
+            why = no_answer.explain(error)
+            todo = why.todo or self._log_in()
+            raise ClusterError(f"{self.who()}{why.says}\n{todo}", why.status, why.reason) from None
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -244,8 +248,10 @@ class Kube:
         if status == 404 and said.strip() in _UNKNOWN_KIND:
             said = f"{self.who()} has no Argo Workflows (no {GROUP}/{VERSION})"
             return ClusterError(f"{said}\ninstall it, or choose another context with --context", status, reason)
+        if status == 403 and _NOBODY in said:
+            return self.nobody()
         todo = {
-            401: f"log in again and check with: {self.kubectl('auth whoami')}",
+            401: self._log_in(),
             403: f"ask the cluster's owner for this right; all that are needed: {self.preflight()}",
             404: "check the name, --namespace and --context",
             409: "it is there already; choose another name",
@@ -254,52 +260,29 @@ class Kube:
             429: "the server is busy; try again",
         }.get(status, "try again; if it stays so, ask the cluster's owner")
         what = f"{self.who()}" + {401: " refuses the credentials", 403: " forbids it"}.get(status, "")
-        return ClusterError(f"{what}: {said} ({status})\n{todo}", status, reason)
+        failed = self._helper_failed() if status == 401 else ""
+        return ClusterError(f"{what}: {said} ({status}){failed}\n{todo}", status, reason)
+
+    def nobody(self) -> ClusterError:
+        """The error for credentials that never reached the server: as good as wrong ones, whatever it answered."""
+        says = f"{self.who()}: no credentials were sent, it takes us for nobody (system:anonymous)"
+        return ClusterError(f"{says}{self._helper_failed()}\n{self._log_in()}", 401, "Unauthorized")
+
+    def _helper_failed(self) -> str:
+        said = login.HELPER_LOG.said if self.helper else ""
+        return f"; the kubeconfig's helper {self.helper!r} failed: {said}" if said else ""
+
+    def _log_in(self) -> str:
+        check = f"check with: {self.kubectl('auth whoami')}"
+        if self.helper:
+            return f"log in again: the kubeconfig takes its credentials from {self.helper!r}, see that it runs; {check}"
+        return f"log in again, or name a context with credentials by --context; {check}"
 
 
 # What an API server says of a group, or of a kind in a known group, that it doesn't serve.
 _UNKNOWN_KIND = ("404 page not found", "the server could not find the requested resource")
-_CHECK_CONTEXTS = "see what is there: kubectl config get-contexts"
-_CHECK_SERVER = "is it up, and is this its network? check with: kubectl cluster-info"
-
-
-def kubeconfig() -> str:
-    """Path (or paths, joined by ':') of the kubeconfig that is there; "" when there is none."""
-    text = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    there = [path for path in text.split(os.pathsep) if path and os.path.exists(os.path.expanduser(path))]
-    return os.pathsep.join(there)
-
-
-def in_cluster() -> bool:
-    """Whether this is a pod with a service account."""
-    return _TOKEN.exists() and "KUBERNETES_SERVICE_HOST" in os.environ
-
-
-def no_cluster() -> str:
-    named = os.environ.get("KUBECONFIG")
-    where = f"KUBECONFIG={named} is not there" if named else "no ~/.kube/config and no KUBECONFIG"
-    return f"no cluster configured: {where}\nset KUBECONFIG to your cluster's file, or run here with --backend local"
-
-
-def choose_context(path: str, wanted: str) -> str:
-    """The context to use. Raises UsageError for a damaged file, no context, an unknown one (nearest shown)."""
-    import yaml
-    from kubernetes import config
-
-    try:
-        contexts, current = config.list_kube_config_contexts(path)
-    except config.ConfigException as error:
-        if wanted and "current-context" in str(error):
-            return wanted
-        raise UsageError(f"{path}: {error}\nchoose one with --context; {_CHECK_CONTEXTS}") from None
-    except (yaml.YAMLError, OSError, AttributeError, TypeError, KeyError) as error:
-        raise UsageError(f"{path}: not a kubeconfig: {error}\n{_CHECK_CONTEXTS}") from None
-    names = [context["name"] for context in contexts or []]
-    if wanted and wanted not in names:
-        raise UsageError(
-            f"--context {wanted}: not in {path}{nearest(wanted, names)}\nthere: {', '.join(names) or 'none'}"
-        )
-    return wanted or str(current["name"])
+# How it speaks of whoever sent no credentials that it could use: it forbids all, the question who we are included.
+_NOBODY = 'User "system:anonymous"'
 
 
 def unpacked(workflow: dict[str, Any]) -> dict[str, Any]:
@@ -353,10 +336,3 @@ def _limit_waits(rest: Any) -> None:
         return request(method, url, *args, _request_timeout=limit, **options)
 
     rest.request = patient
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason in words: urllib3 wraps it in tuples and object names."""
-    while isinstance(inner := getattr(error, "reason", None) or (error.args[-1:] and error.args[-1]), BaseException):
-        error = inner
-    return re.sub(r"^<?\w*Connection\w*\b.*?\)?>?: ", "", str(error))

@@ -47,8 +47,9 @@ class How:
 def choose(wanted: Backend, context: str, namespace: str, *, offline: bool = False) -> tuple[Kube | None, str]:
     """The cluster to use, or None for this machine; and why.
 
-    `auto` takes the cluster of the kubeconfig when one answers within two seconds. One that answers and then refuses
-    is an error, not a reason to compute here quietly. `offline`: a demanded cluster need not answer (a dry run).
+    `auto` takes the cluster of the kubeconfig when one answers within two seconds. One that answers and then refuses,
+    or whose certificate isn't trusted, is an error, not a reason to compute here quietly. `offline`: a demanded cluster
+    need not answer (a dry run).
     """
     if wanted is Backend.local:
         return None, "as asked"
@@ -57,19 +58,23 @@ def choose(wanted: Backend, context: str, namespace: str, *, offline: bool = Fal
     if wanted is Backend.auto and not (kube.kubeconfig() or context or kube.in_cluster()):
         return None, "no cluster configured: no kubeconfig"
     cluster = kube.Kube.connect(context, namespace)
-    problem = unanswered(cluster)
+    problem = unanswered(cluster, ANSWER_SECONDS)
     if not problem:
         return cluster, "as asked" if wanted is Backend.argo else "it answers"
     if wanted is Backend.auto and not context:
-        return None, f"{cluster.who()} does not answer within {ANSWER_SECONDS:.0f} s"
+        return None, problem.splitlines()[0]
     if offline:
         return cluster, problem
     raise UsageError(problem)
 
 
-def unanswered(cluster: Kube, seconds: float = ANSWER_SECONDS) -> str:
-    """Why the cluster doesn't answer, "" when it does. A thread asks: a name server that hangs knows no time limit."""
+def unanswered(cluster: Kube, seconds: float) -> str:
+    """Why the cluster doesn't answer, "" when it does. A thread asks: a name server that hangs knows no time limit.
+
+    Raises UsageError for one that is there and refuses us, or fails TLS.
+    """
     from workflows.kube import ClusterError
+    from workflows.no_answer import TLS
 
     said: list[ClusterError | None] = []
 
@@ -84,11 +89,11 @@ def unanswered(cluster: Kube, seconds: float = ANSWER_SECONDS) -> str:
     thread.start()
     thread.join(seconds + 0.5)
     if not said:
-        return f"{cluster.who()} does not answer within {seconds:.0f} s\n{NO_ANSWER}"
+        return f"{cluster.who()} does not answer within {seconds:g} s\n{NO_ANSWER}"
     error = said[0]
     if error is None or error.status == 403:  # whoever may not read the version may still do all that we need
         return ""
-    if error.status:
+    if error.status or error.reason == TLS:
         raise UsageError(f"{error}\nor run on this machine: --backend local")
     return str(error)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import ssl
+import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,12 +16,13 @@ import yaml
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/foxhunt"
 CORE = "/api/v1/namespaces/foxhunt"
+NOBODY = "system:anonymous"
 LISTS = {
     "namespaces": "NamespaceList",
     "nodes": "NodeList",
     "pods": "PodList",
-    "events": "EventList",
     "persistentvolumeclaims": "PersistentVolumeClaimList",
+    "events": "EventList",
     "resourcequotas": "ResourceQuotaList",
     "limitranges": "LimitRangeList",
     "workflows": "WorkflowList",
@@ -38,11 +41,16 @@ class Request:
 
 @dataclass
 class FakeApi:
-    """`objects`: path -> object. `answers`: path -> (status, body) instead. `denied`: (verb, resource) of no right."""
+    """`objects`: path -> object. `answers`: path -> (status, body) instead. `denied`: (verb, resource) of no right.
+
+    `denied_to`: the same for other users than the one who asks. Whoever sends no token is nobody, as on a real server:
+    told the version, and forbidden everything else, the question who one is included.
+    """
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     denied: set[tuple[str, str]] = field(default_factory=set)
+    denied_to: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     token: str = "right"
     user: str = "me"
     requests: list[Request] = field(default_factory=list)
@@ -57,20 +65,21 @@ class FakeApi:
         return [r for r in self.requests if r.method == method and part in r.path]
 
     def answer(self, request: Request, token: str) -> tuple[int, Any]:
-        if token != f"Bearer {self.token}":
+        user = self.user if token else NOBODY
+        if token and token != f"Bearer {self.token}":
             return status(401, "Unauthorized", "Unauthorized")
-        if request.path in self.answers:
-            return self.answers[request.path]
         if request.path == "/version":
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.4", **VERSION_REST}
-        if request.path.endswith("/selfsubjectaccessreviews"):
-            return 201, self.review(request.body)
-        if request.path.endswith("/selfsubjectreviews"):
-            return 201, {**request.body, "status": {"userInfo": {"username": self.user}}}
         verb = self.verb(request)
         resource = request.path.split("/")[-1 if verb in ("list", "create") else -2]
-        if (verb, resource) in self.denied:
-            return status(403, "Forbidden", f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"')
+        if user == NOBODY or (verb, resource) in self.denied:
+            return forbidden(user, verb, resource, request.path)
+        if request.path in self.answers:
+            return self.answers[request.path]
+        if resource.endswith("accessreviews"):
+            return 201, self.review(request.body)
+        if resource == "selfsubjectreviews":
+            return 201, {**request.body, "status": {"userInfo": {"username": user}}}
         return getattr(self, verb)(request, resource)
 
     def verb(self, request: Request) -> str:
@@ -85,6 +94,7 @@ class FakeApi:
 
     def list(self, request: Request, resource: str) -> tuple[int, Any]:
         wanted = [pair for pair in request.query.get("labelSelector", "").split(",") if pair]
+        name = request.query.get("fieldSelector", "").partition("metadata.name=")[2]
         prefix, _, plural = request.path.rpartition("/")
 
         def asked_for(path: str) -> bool:
@@ -93,6 +103,7 @@ class FakeApi:
             return parent == request.path or ("/namespaces/" not in request.path and inside)
 
         items = [tree for path, tree in self.objects.items() if asked_for(path)]
+        items = [t for t in items if not name or t["metadata"]["name"] == name]
         items = [t for t in items if all(selects(pair, t["metadata"].get("labels", {})) for pair in wanted)]
         return 200, {"kind": LISTS[resource], "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
 
@@ -119,7 +130,18 @@ class FakeApi:
     def review(self, body: Any) -> dict[str, Any]:
         asked = body["spec"]["resourceAttributes"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        return {**body, "status": {"allowed": (asked["verb"], resource) not in self.denied}}
+        denied = self.denied_to.get(body["spec"]["user"], set()) if "user" in body["spec"] else self.denied
+        return {**body, "status": {"allowed": (asked["verb"], resource) not in denied}}
+
+
+def forbidden(user: str, verb: str, resource: str, path: str) -> tuple[int, Any]:
+    """In a real server's words."""
+    parts = path.split("/")
+    group = parts[2] if parts[1] == "apis" else ""
+    where = f'in the namespace "{parts[parts.index("namespaces") + 1]}"' if "namespaces" in parts[:-1] else ""
+    full = f"{resource}.{group}" if group else resource
+    says = f'{full} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}" '
+    return status(403, "Forbidden", says + (where or "at the cluster scope"))
 
 
 def selects(pair: str, labels: dict[str, str]) -> bool:
@@ -145,10 +167,17 @@ def status(code: int, reason: str, message: str) -> tuple[int, Any]:
     return code, {**body, "code": code, "metadata": {}}
 
 
-class Server:
-    """Serves a FakeApi on a loopback port while the `with` block runs."""
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that leaves or trusts us not is no error of the server's."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(*_)
 
-    def __init__(self, api: FakeApi) -> None:
+
+class Server:
+    """Serves a FakeApi on a loopback port while the `with` block runs, over TLS when it gets a context for that."""
+
+    def __init__(self, api: FakeApi, tls: ssl.SSLContext | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
@@ -174,9 +203,11 @@ class Server:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = _Quiet(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
-        api.url = f"http://127.0.0.1:{self.http.server_port}"
+        if tls:  # the handshake in the connection's own thread, so that one that fails leaves the server alone
+            self.http.socket = tls.wrap_socket(self.http.socket, server_side=True, do_handshake_on_connect=False)
+        api.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.http.server_port}"
 
     def __enter__(self) -> Server:
         threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -187,14 +218,17 @@ class Server:
         self.http.server_close()
 
 
-def write_kubeconfig(path: Path, server: str, token: str = "right") -> Path:
-    """A kubeconfig with two contexts, `here` (current) and `elsewhere`."""
+def write_kubeconfig(
+    path: Path, server: str, token: str = "right", user: dict[str, Any] | None = None, authority: str = ""
+) -> Path:
+    """A kubeconfig with two contexts, `here` (current) and `elsewhere`. `user`: in place of the token."""
+    cluster = {"server": server, **({"certificate-authority": authority} if authority else {})}
     tree = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "here",
-        "clusters": [{"name": "fake", "cluster": {"server": server}}],
-        "users": [{"name": "me", "user": {"token": token}}],
+        "clusters": [{"name": "fake", "cluster": cluster}],
+        "users": [{"name": "me", "user": {"token": token} if user is None else user}],
         "contexts": [{"name": name, "context": {"cluster": "fake", "user": "me"}} for name in ("here", "elsewhere")],
     }
     path.write_text(yaml.safe_dump(tree))
