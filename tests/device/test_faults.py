@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.device import NumpyDevice, faults
+from trainer.device import NumpyDevice, faults, probe
 from trainer.device.base import Region
 from trainer.errors import DeviceLost, DeviceMemory, FoxhuntError
 
@@ -109,3 +109,16 @@ def test_the_region_launched_last_is_known():
     with pytest.raises(ZeroDivisionError):
         second()
     assert Region.launched == "second"
+
+
+def test_memory_that_ran_out_in_a_container_is_not_blamed_on_this_process(monkeypatch):
+    """NVML gives the host's pids there: the own one looks like another process, and exit 75 would try for ever."""
+    from tests.device.test_probe import FakeLibrary
+
+    library = FakeLibrary([])
+    card = probe.Management("0000:1B:00.0", library)
+    monkeypatch.setattr(probe, "_before", None)
+    probe.remember_others(card.others())
+    library.rows = [(4_100_000, 9 << 30)]
+    monkeypatch.setattr(faults, "_management", lambda: card)
+    assert faults.of_device_error(cuda(2)).exit_code == 2

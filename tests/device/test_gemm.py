@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from trainer.device.base import NumpyDevice
-from trainer.device.gemm import ALIGN, TABLES, Product, alignment, table_path
+from trainer.device.gemm import ALIGN, TABLES, Gemms, Plan, Product, alignment, table_path
 from trainer.device.recording import RecordingDevice
+from trainer.errors import UsageError
 
 
 def at(*addresses):
@@ -54,3 +55,62 @@ def test_a_bias_is_added_to_every_row(device, beta):
         region()
         want = a @ b.T + beta * want + bias
         np.testing.assert_allclose(out, want, rtol=1e-12)
+
+
+class FakeError(RuntimeError):
+    def __init__(self, status):
+        self.status = status
+
+
+def fake_library(answer):
+    """cuBLASLt as far as a plan asks it; `answer(found, count)` is its heuristic."""
+    names = SimpleNamespace(TRANSA=0, TRANSB=1, EPILOGUE=2, BIAS_POINTER=3)
+    preferences = type(
+        "Names", (), {"REDUCTION_SCHEME_MASK": 0, "MAX_WORKSPACE_BYTES": 1, "__iter__": lambda _: iter(())}
+    )
+    destroyed = []
+    return SimpleNamespace(
+        MatmulDescAttribute=names,
+        MatmulPreferenceAttribute=preferences(),
+        ReductionScheme=SimpleNamespace(COMPUTE_TYPE=2, OUTPUT_TYPE=4),
+        matmul_desc_create=lambda *_: 1,
+        matmul_desc_set_attribute=lambda *_: None,
+        matrix_layout_create=lambda *_: 2,
+        matmul_preference_create=lambda: 3,
+        matmul_preference_set_attribute=lambda *_: None,
+        matmul_preference_destroy=destroyed.append,
+        matmul_heuristic_result_dtype=np.dtype((np.void, 128)),
+        matmul_algo_get_heuristic=lambda *_: answer(),
+        destroyed=destroyed,
+    )
+
+
+def plan_of(answer):
+    gemms = Gemms.__new__(Gemms)  # without the library
+    gemms.lt, gemms.handle, gemms.compute, gemms.algorithms = fake_library(answer), 0, 77, {}
+    gemms.card, gemms.library = "sm_80", "cuBLASLt 130100"
+    return gemms, lambda: Plan(gemms, Product(3, 4, 5, False, True, False, False))
+
+
+@pytest.mark.parametrize("status", [None, 15])
+def test_a_product_that_the_library_has_no_algorithm_for_is_named_with_card_and_library(status):
+    def nothing():
+        if status is not None:
+            raise FakeError(status)
+
+    gemms, make = plan_of(nothing)
+    with pytest.raises(UsageError) as caught:
+        make()
+    said = "product 3x4x5 tb: cuBLASLt 130100 has no algorithm for it on sm_80\n"
+    assert str(caught.value).startswith(said) and "--no-tf32" in str(caught.value)
+    assert gemms.lt.destroyed == [3]
+
+
+def test_other_errors_of_the_heuristic_stay_what_they_are():
+    def broken():
+        raise FakeError(7)
+
+    gemms, make = plan_of(broken)
+    with pytest.raises(FakeError):
+        make()
+    assert gemms.lt.destroyed == [3]

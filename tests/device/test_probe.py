@@ -26,12 +26,15 @@ class FakeCuda:
         self.wheels = {"cupy-cuda13x": "14.2.0"}
         self.driver, self.toolkit, self.compiler = 13000, 13020, (13, 0)
         self.cards, self.refusal = [H200], None
-        self.nvmath, self.cublas = True, True
+        self.nvmath, self.cublas, self.bindings = True, True, True
 
     def install(self, patch):
         patch.setattr(probe, "installed_wheels", lambda: self.wheels)
-        for name in ("cupy", "nvmath", "nvmath.bindings", "nvmath.bindings.cublasLt"):
+        for name in ("cupy", "nvmath", "nvmath.bindings", "nvmath.bindings.cublasLt", "cuda"):
             patch.setitem(sys.modules, name, None)  # importing it fails
+        if self.bindings:
+            for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+                patch.setitem(sys.modules, name, ModuleType(name))
         if self.wheels:
             patch.setitem(sys.modules, "cupy", self._cupy())
         if self.nvmath:
@@ -115,6 +118,7 @@ def test_nothing_wrong(why):
             "pip install 'foxhunt[gpu-cu12]'",
         ),
         ({"nvmath": False}, "nvmath-python", "pip install"),
+        ({"bindings": False}, "cuda-bindings is not installed", "pip install"),
         ({"cublas": False}, "cuBLASLt does not load (libcublas.so.13: cannot open)", "pip install"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -172,9 +176,12 @@ class FakeLibrary:
         return self.card
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, rows):
+        asked = ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))
+        room, asked[0] = asked[0], len(self.rows)
+        if room < len(self.rows):
+            return 7  # insufficient size
         for i, (pid, used) in enumerate(self.rows):
             rows[i].pid, rows[i].used = pid, used
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = len(self.rows)
         return 0
 
     def nvmlDeviceGetPowerState(self, handle, state):
@@ -190,6 +197,41 @@ def test_other_processes_on_the_card_are_named_with_their_sizes():
         probe.warn_of_others({})
     (line,) = lines
     assert line["log_level"] == "warning" and line["others"] == "pid 71: 3,072 MiB, pid 72: size unknown"
+
+
+def test_more_processes_than_there_was_room_for_are_asked_for_again():
+    rows = [(1 << 22 | i, i) for i in range(150)]
+    assert probe.Management("0000:1B:00.0", FakeLibrary(rows)).others() == dict(rows)
+
+
+def test_a_card_that_does_not_say_has_no_known_processes():
+    assert probe.Management("0000:1B:00.0", FakeLibrary([(71, 1)], card=15)).others() == {}
+
+
+@pytest.fixture
+def first_context(monkeypatch):
+    monkeypatch.setattr(probe, "_before", None)
+
+
+def test_under_a_foreign_pid_this_process_is_not_taken_for_another(first_context):
+    """In a container NVML gives the host's pids, this process's among them."""
+    library = FakeLibrary([(71, 3 << 30)])
+    card = probe.Management("0000:1B:00.0", library)
+    probe.remember_others(card.others())
+    library.rows = [(71, 3 << 30), (4_100_000, 9 << 30)]  # the second is this process
+    assert card.others() == {71: 3 << 30}
+    library.rows = [(4_100_000, 9 << 30)]
+    assert card.others() == {}
+    probe.remember_others({4_100_000: None})  # a second device of the process: its own context is there already
+    assert card.others() == {}
+
+
+def test_where_pids_are_the_own_ones_those_that_came_later_count(first_context):
+    library = FakeLibrary([])
+    card = probe.Management("0000:1B:00.0", library)
+    probe.remember_others(card.others())
+    library.rows = [(os.getpid(), 9 << 30), (72, 1 << 30)]
+    assert card.others() == {72: 1 << 30}
 
 
 @pytest.mark.parametrize("card, power, lost", [(0, 0, False), (0, 3, False), (15, 0, 1), (0, 15, 1), (6, 0, 1)])

@@ -144,6 +144,7 @@ class CudaDevice(Device):
         self.cp, self.tf32 = cp, tf32
         management = probe.management(cp)
         self.others = management.others() if management else {}
+        probe.remember_others(self.others)
         probe.warn_of_others(self.others)
         self.gemms = Gemms(cp.cuda.Device().compute_capability, tf32)
         self.main = _Branch(cp, TRAINING)

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer.errors import UsageError
+
 WORKSPACE = 32 << 20  # bytes a branch; what Hopper's algorithms ask for
 ALIGN = 256  # bytes; arrays start at multiples of it, and algorithms are chosen for it
 TABLES = Path(__file__).with_name("products")
 _F32, _COMPUTE_F32, _COMPUTE_TF32 = 0, 68, 77  # CUDA_R_32F, CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED: how the heuristic says that it has nothing
 _WORDS = 8  # of 64 bits: a cublasLtMatmulAlgo_t, which may be stored and used again with the same library version
 
 
@@ -56,14 +59,24 @@ class Plan:
         sides = (p.k, p.n) if p.tb else (p.n, p.k), (p.m, p.k) if p.ta else (p.k, p.m), (p.n, p.m)
         self.layouts = [lt.matrix_layout_create(_F32, rows, columns, rows) for rows, columns in sides]
         pinned = gemms.pinned(p)
-        self.algorithm: np.ndarray = self.candidates(1)[0] if pinned is None else pinned
+        self.algorithm: np.ndarray = self._favourite() if pinned is None else pinned
+
+    def _favourite(self) -> np.ndarray:
+        """The library's first choice. Raises UsageError where it has none."""
+        found = self.candidates(1)
+        if not found:
+            raise UsageError(
+                f"product {self.product}: {self.gemms.library} has no algorithm for it on {self.gemms.card}\n"
+                "take another version of cuBLASLt or another card, --no-tf32, or --device cpu"
+            )
+        return found[0]
 
     def _describe(self, attribute: int, value: int, dtype: Any) -> None:
         word = np.array([value], dtype)
         self.gemms.lt.matmul_desc_set_attribute(self.description, int(attribute), word.ctypes.data, word.nbytes)
 
     def candidates(self, most: int) -> list[np.ndarray]:
-        """The library's algorithms for this product, its favourite first: uint64 [8] each."""
+        """The library's algorithms for this product, its favourite first: uint64 [8] each; none where it has none."""
         lt, names = self.gemms.lt, self.gemms.lt.MatmulPreferenceAttribute
         schemes = lt.ReductionScheme
         preference = lt.matmul_preference_create()
@@ -76,10 +89,16 @@ class Plan:
         found = np.zeros((most, lt.matmul_heuristic_result_dtype.itemsize // 8), np.uint64)  # an algorithm comes first
         count = np.zeros(1, np.int32)
         a, b, out = self.layouts
-        lt.matmul_algo_get_heuristic(
-            self.gemms.handle, self.description, a, b, out, out, preference, most, found.ctypes.data, count.ctypes.data
-        )
-        lt.matmul_preference_destroy(preference)
+        try:
+            lt.matmul_algo_get_heuristic(
+                *(self.gemms.handle, self.description, a, b, out, out, preference, most),
+                *(found.ctypes.data, count.ctypes.data),
+            )
+        except Exception as error:
+            if getattr(error, "status", None) != _NOT_SUPPORTED:
+                raise
+        finally:
+            lt.matmul_preference_destroy(preference)
         return [row[:_WORDS].copy() for row in found[: int(count[0])]]
 
     def run(self, a: Any, b: Any, out: Any, bias: Any, workspace: Any, stream: Any) -> None:
@@ -103,6 +122,7 @@ class Gemms:
         self.compute = _COMPUTE_TF32 if tf32 else _COMPUTE_F32
         self.one, self.nil = np.ones(1, np.float32), np.zeros(1, np.float32)
         self.table = table_path(capability, lt.get_version())
+        self.card, self.library = f"sm_{capability}", f"cuBLASLt {lt.get_version()}"
         entries = json.loads(self.table.read_text()) if tf32 and self.table.exists() else {}
         self.algorithms = {name: np.frombuffer(bytes.fromhex(e["algorithm"]), np.uint64) for name, e in entries.items()}
         self.plans: dict[Product, Plan] = {}

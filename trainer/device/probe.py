@@ -1,13 +1,13 @@
 """Can a GPU be used here, and who else is on it? Answers in one line each, with what to do.
 
-The checks go from the outside in: wheels, driver, card, architecture, cuBLASLt. The first that fails is the answer.
+The checks go from the outside in: wheels, driver, card, architecture, libraries. The first that fails is the answer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 import structlog
@@ -19,10 +19,14 @@ OLDEST = 80  # sm_80: the kernels copy asynchronously into shared memory, the pr
 EXTRAS = {13: "foxhunt[gpu]", 12: "foxhunt[gpu-cu12]"}  # by the CUDA version that the driver goes up to
 INSTALL = "pip install 'foxhunt[gpu]' (CUDA 13) or 'foxhunt[gpu-cu12]'"
 CPU = "or use --device cpu"
+ROOM, ATTEMPTS = 64, 3  # processes on a card that are asked for at first; how often for more
+_TOO_SMALL = 7  # NVML: insufficient size
 _NOT_KNOWN = (1 << 64) - 1  # NVML's "not available"
 _GONE = (2, 6, 15)  # NVML: invalid argument and not found (no card with that id any more), GPU is lost
 
 log = structlog.get_logger()
+
+_before: frozenset[int] | None = None  # processes on the card before this one was, None until it is
 
 
 def why_unavailable() -> str | None:
@@ -97,7 +101,8 @@ def _card(cupy: Any) -> str | None:
 
 
 def _libraries(cupy: Any) -> str | None:
-    """NVRTC and cuBLASLt: libraries of their own, which a wheel for another CUDA version would not find."""
+    """NVRTC, cuBLASLt and the driver's bindings: libraries of their own, which a wheel for another CUDA version would
+    not find."""
     driver = cupy.cuda.runtime.driverGetVersion()
     try:
         compiler = cupy.cuda.nvrtc.getVersion()
@@ -118,6 +123,12 @@ def _libraries(cupy: Any) -> str | None:
         cublasLt.get_property(0)
     except Exception as error:
         return f"cuBLASLt does not load ({first_line(error)}); {INSTALL}"
+    try:
+        import_module("cuda.bindings.driver")  # what instantiates a captured region
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "cuda"
+        said = "cuda-bindings is not installed" if missing else f"cuda-bindings does not load ({first_line(error)})"
+        return f"{said}; {INSTALL}"
     return None
 
 
@@ -156,13 +167,27 @@ class Management:
         return int(self.nvml.nvmlDeviceGetHandleByPciBusId_v2(self.bus_id, ctypes.byref(handle))), handle
 
     def others(self) -> dict[int, int | None]:
-        """Processes on the card but this one: pid -> bytes, None where the driver does not say. Empty when unknown."""
+        """Processes on the card but this one: pid -> bytes, None where the driver does not say. Empty when unknown.
+
+        In a container NVML may give the host's pids. This process is then on the list under a number that it does not
+        know, so only those count that were there before it was.
+        """
+        found, own = self._processes(), os.getpid()
+        strange = _before is not None and own not in found
+        return {pid: used for pid, used in found.items() if pid != own and (not strange or pid in (_before or ()))}
+
+    def _processes(self) -> dict[int, int | None]:
         status, handle = self._handle()
-        count, rows = ctypes.c_uint(64), (_Process * 64)()
-        if status or self.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), rows):
+        if status:
             return {}
-        found = {p.pid: None if p.used == _NOT_KNOWN else int(p.used) for p in rows[: count.value]}
-        return {pid: used for pid, used in found.items() if pid != os.getpid()}
+        room = ROOM
+        for _ in range(ATTEMPTS):
+            count, rows = ctypes.c_uint(room), (_Process * room)()
+            status = self.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), rows)
+            if status != _TOO_SMALL:
+                break
+            room = count.value + ROOM  # more may come in between
+        return {} if status else {p.pid: None if p.used == _NOT_KNOWN else int(p.used) for p in rows[: count.value]}
 
     def lost(self) -> bool:
         """True when the card has fallen off the bus or does not answer any more."""
@@ -179,6 +204,13 @@ def management(cupy: Any) -> Management | None:
         return Management(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice()))
     except (OSError, AttributeError):  # no library, or one without these functions
         return None
+
+
+def remember_others(others: dict[int, int | None]) -> None:
+    """Who is on the card just before this process makes its first context there."""
+    global _before
+    if _before is None:
+        _before = frozenset(others)
 
 
 def warn_of_others(others: dict[int, int | None]) -> None:
