@@ -301,7 +301,7 @@ def test_auto_says_so_and_runs_here(command: Commands, tmp_path: Path, monkeypat
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kc", f"http://127.0.0.1:{free_port()}")))
     done = command("submit", "--folds", "1", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"backend  local \(cluster \S+ \(context here\) does not answer: Connection refused\)", done.stdout)
+    assert re.search(r"backend  local \(cluster \S+ \(context here\) does not answer: Connection ref", done.stdout)
 
 
 def test_a_silent_cluster_costs_two_seconds(command: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
