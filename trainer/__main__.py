@@ -84,6 +84,15 @@ def _place(run_id: str, runs: Path, cache: Path) -> Place:
     return Place(runs, cache, run_id)
 
 
+def _kept_in_pod(place: Place) -> Place:
+    """For what no fold's folder keeps: `logs/<pod>.txt` outlives the pod. On one's own machine the terminal does."""
+    if pod := os.environ.get("FOXHUNT_POD", ""):
+        from trainer.logs import keep_output
+
+        keep_output(place.folder / "logs" / f"{pod}.txt")
+    return place
+
+
 def _output(folder: Path | None, **values: Any) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,8 +151,8 @@ def precompute(
 
     from trainer import study
 
+    place = _kept_in_pod(_place(run_id, runs, cache))
     cfg = _config(config, set_, *([] if folds is None else [f"folds.folds={folds}"]))
-    place = _place(run_id, runs, cache)
     wanted = _only(only_folds, cfg.folds.folds)
     found = study.precompute(place, cfg, _sources(data))
     chosen = [f for f in found if f.index in wanted]
@@ -263,7 +272,7 @@ def gate(
     from trainer import study
     from trainer.results.gate import print_verdict, require_pass
 
-    verdict = study.gate(_place(run_id, runs, cache), _items(set_))
+    verdict = study.gate(_kept_in_pod(_place(run_id, runs, cache)), _items(set_))
     print_verdict(verdict)
     _output(outputs, verdict="passed" if verdict.passed else "failed")
     require_pass(verdict)
@@ -284,7 +293,7 @@ def report(
     """
     from trainer import study
 
-    print(f"report {study.report(_place(run_id, runs, cache), _items(set_))}")
+    print(f"report {study.report(_kept_in_pod(_place(run_id, runs, cache)), _items(set_))}")
 
 
 @app.command()

@@ -25,6 +25,7 @@ RESULTS = [
     *("report.html", "report.json", "gate.json", "folds.json", "study.json"),
     *("fold*/fold_result.json", "fold*/trades.parquet", "fold*/curve.parquet"),
     *("fold*/metrics-*.jsonl", "fold*/attempts.jsonl", "fold*/log-*.txt", "fold*/DONE"),
+    "logs/*.txt",
 ]
 
 

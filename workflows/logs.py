@@ -3,6 +3,7 @@
 python -m workflows.logs                     the newest run, every pod
 python -m workflows.logs my-run 1 --follow   one fold across its attempts
 python -m workflows.logs my-run 1 --previous the attempt before the newest
+python -m workflows.logs my-run --json       a line as {"task": "train-1", "fold": 1, "attempt": 1, "line": ...}
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from workflows.cli import DEFAULT_RUNS, Context, Namespace, Runs, run_command
 from workflows.errors import UsageError, nearest
 from workflows.launch import Backend
 from workflows.locate import BackendOption, ClusterRun, locate
+from workflows.log_lines import HEADER, NAME_WIDTH, LogLine
 
 _POLL = 0.3
 ALL, LAST, PREVIOUS = slice(None), slice(-1, None), slice(-2, -1)  # which attempts of a pod
@@ -32,6 +34,7 @@ def main(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the study ends")] = False,
     last: Annotated[bool, typer.Option("--last", help="the last attempt alone")] = False,
     previous: Annotated[bool, typer.Option("--previous", help="the attempt before the last alone")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line: task, fold, attempt, line")] = False,
     backend: BackendOption = Backend.auto,
     context: Context = "",
     namespace: Namespace = "",
@@ -40,6 +43,7 @@ def main(
     """Show the logs of a study, attempt after attempt, oldest first.
 
     On a cluster the log of a pod that is gone comes from the claim, through a short-lived pod that reads it.
+    With --json what is our own word on a log has `note` in place of `line`.
 
     Example: python -m workflows.logs my-run 1 --follow
     """
@@ -55,11 +59,12 @@ def main(
         lines = cluster_lines(found, wanted, which, follow)
     else:
         lines = local_lines(found, wanted, which, follow)
+    width = 0 if wanted else NAME_WIDTH
     for line in lines:
-        print(line, flush=follow)
+        print(line.to_json() if as_json else line.shown(width), flush=follow)
 
 
-def local_lines(folder: Path, wanted: str, which: slice, follow: bool) -> Iterator[str]:
+def local_lines(folder: Path, wanted: str, which: slice, follow: bool) -> Iterator[LogLine]:
     pods = pod_names(folder)
     if wanted and wanted not in pods and not follow:
         raise UsageError(
@@ -80,22 +85,21 @@ def pod_names(folder: Path) -> list[str]:
     return list(dict.fromkeys(p.stem.rpartition("-")[0] for p in found))
 
 
-def stream(folder: Path, pods: list[str] | None, follow: bool, which: slice) -> Iterator[str]:
-    """Lines of the logs, each once; with several pods each line begins with its pod's name."""
+def stream(folder: Path, pods: list[str] | None, follow: bool, which: slice) -> Iterator[LogLine]:
+    """Lines of the logs, each once."""
     offsets: dict[Path, int] = {}
     while True:
         running = follow and state.is_locked(folder)
         for pod in pods or pod_names(folder):
             logs = attempts(folder, pod)
             for log in logs[which]:
-                prefix = "" if pods else f"{pod:<12} "
-                yield from (prefix + line for line in _new_lines(log, offsets, whole=not running))
+                yield from _new_lines(pod, log, offsets, whole=not running)
         if not running:
             return
         time.sleep(_POLL)
 
 
-def _new_lines(log: Path, offsets: dict[Path, int], whole: bool) -> list[str]:
+def _new_lines(pod: str, log: Path, offsets: dict[Path, int], whole: bool) -> list[LogLine]:
     """Complete lines since the last look (`whole`: also an unfinished last one); a header names each attempt."""
     start = offsets.get(log, 0)
     with log.open("rb") as handle:
@@ -104,8 +108,9 @@ def _new_lines(log: Path, offsets: dict[Path, int], whole: bool) -> list[str]:
     if not whole:
         data = data[: data.rfind(b"\n") + 1]
     offsets[log] = start + len(data)
-    header = [f"--- {log.stem} ---"] if start == 0 and data else []
-    return header + data.decode(errors="replace").splitlines()
+    number = int(log.stem.rpartition("-")[2])
+    header = [LogLine(pod, number, log.stem, HEADER)] if start == 0 and data else []
+    return header + [LogLine(pod, number, text) for text in data.decode(errors="replace").splitlines()]
 
 
 if __name__ == "__main__":

@@ -162,6 +162,26 @@ def test_gate_of_an_untrained_study_fails_and_names_the_fold(fresh):
     assert "fold" in ended.out + ended.err
 
 
+def test_what_a_pod_prints_outlives_it(empty):
+    """Both streams, what went well and what did not; a folder that can't be written changes nothing."""
+    folder = empty.runs / "alpha-rl-runs" / "run"
+    words = ("precompute", "--data", "synthetic:rows=3000", "--folds", "1")
+    empty.run(*words[:2], "nowhere.csv", FOXHUNT_POD="x-precompute-1").fails(2, "nowhere.csv")
+    assert "error: nowhere.csv" in (folder / "logs" / "x-precompute-1.txt").read_text()
+    ended = empty.run(*words, FOXHUNT_POD="x-precompute-2").succeeds()
+    kept = (folder / "logs" / "x-precompute-2.txt").read_text()
+    assert sorted(kept.splitlines()) == sorted((ended.out + ended.err).splitlines()) and "fold 0: train rows" in kept
+    place = ["--run-id", "run", "--runs", str(empty.runs)]
+    ended = empty.run("gate", *place, FOXHUNT_POD="x-gate-1")
+    assert (folder / "logs" / "x-gate-1.txt").read_text().splitlines()[:1] == ended.out.splitlines()[:1]
+    empty.run("report", *place, FOXHUNT_POD="x-report-1").succeeds("report.html")
+    assert "report.html" in (folder / "logs" / "x-report-1.txt").read_text()
+    (folder / "logs" / "x-report-2.txt").mkdir()
+    empty.run("report", *place, FOXHUNT_POD="x-report-2").succeeds("report.html")
+    empty.run(*words).succeeds()
+    assert len(list((folder / "logs").iterdir())) == 5, "nothing is kept outside of a pod"
+
+
 # -- the proof for users, and help --
 
 

@@ -74,7 +74,11 @@ def test_a_study_from_start_to_verdict(command: Commands, tmp_path: Path) -> Non
     again = command("submit", "--folds", "2", "--n-steps", "30", "--set", "env.fee_ticks=0.2")
     assert f"run-id   {run_id} " in again.stdout, "the same submission finds its own work"
     logged = command("logs").stdout
-    assert "$ python -m trainer train --fold 0" in logged
+    assert "\ntrain-0      $ python -m trainer train --fold 0" in logged
+    told = [json.loads(line) for line in command("logs", "--json").stdout.splitlines()]
+    first, _ = [one for one in told if one.get("line", "").startswith("$ python -m trainer train --fold 1")]
+    assert {**first, "line": ""} == {"task": "train-1", "fold": 1, "attempt": 1, "line": ""}
+    assert {"task": "gate", "fold": None, "attempt": 1, "line": "gate table: every criterion met"} in told
     listed = json.loads(command("list", "--json").stdout)
     assert listed["folds"] == "2/2" and listed["verdict"] == "passed" and listed["exit"] == 0
 

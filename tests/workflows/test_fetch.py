@@ -31,6 +31,7 @@ def run(kubernetes: FakeKubernetes) -> Path:
         "fold0/metrics-0.jsonl": b'{"step": 1}\n',
         "fold0/checkpoint-5.bin": b"never fetched",
         "fold1/curve.parquet": b"",
+        "logs/alpha-rl-demo-gate-1.txt": b"wr 0.6",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -50,7 +51,7 @@ def test_results_arrive_as_they_are(command: Commands, kubernetes: FakeKubernete
     done = command("fetch", "demo")
     assert done.returncode == 0, done.stderr
     assert same(run, tmp_path / "fetched" / "demo")
-    assert "run demo: 6 files" in done.stdout and "gate:   passed" in done.stdout
+    assert "run demo: 7 files" in done.stdout and "gate:   passed" in done.stdout
     assert "report: fetched/demo/report.html" in done.stdout
     assert not kubernetes.objects["pods"], "the pod that read the claim is gone"
     assert len(kubernetes.created) == 1

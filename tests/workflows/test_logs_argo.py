@@ -93,12 +93,48 @@ def test_every_task_with_its_name_before_its_lines(command: Commands, kubernetes
 
 
 def test_logs_that_the_claim_does_not_have(command: Commands, kubernetes: FakeKubernetes) -> None:
-    study = Study().task("precompute", [{"phase": "Failed", "code": 2}], "Failed").task("train", [FAILED], fold=0)
+    study = Study().task("resolve", [{"phase": "Failed", "code": 2}], "Failed").task("train", [FAILED], fold=0)
+    study.task("gate", [{"phase": "Failed", "code": 3}], "Failed")
     kubernetes.study(study)
     on_claim(kubernetes, 0, [(0, "another-pod")], log_0="not this one")
     said = command("logs", "demo").stdout
     assert "(its pod is gone, and with it its log)" in said
-    assert "it ended before the trainer wrote any" in said and "not this one" not in said
+    assert said.count("it ended before the trainer wrote any") == 2 and "not this one" not in said
+
+
+def test_what_the_other_tasks_printed_is_on_the_claim(command: Commands, kubernetes: FakeKubernetes) -> None:
+    study = Study(phase="Failed").task("precompute", [FAILED, {"phase": "Succeeded"}], "Succeeded")
+    study.task("gate", [{"phase": "Failed", "code": 3}], "Failed")
+    kubernetes.study(study)
+    folder = kubernetes.claim / "alpha-rl-runs" / "demo" / "logs"
+    folder.mkdir(parents=True)
+    tasks = {task.name: task for task in status.build(study.tree).tasks}
+    for attempt, text in zip(tasks["precompute"].attempts, ("cut off\n", "fold 0: train rows 0..9\n"), strict=True):
+        (folder / f"{attempt.pod}.txt").write_text(text)
+    (folder / f"{tasks['gate'].attempts[0].pod}.txt").write_text("wr  0.49  failed\n")
+    (folder / "another-pod.txt").write_text("of another workflow\n")
+    lines = command("logs", "demo").stdout.splitlines()
+    told = [line for line in lines if "(from" not in line and "---" not in line]
+    expected = ["precompute   cut off", "precompute   fold 0: train rows 0..9", "gate         wr  0.49  failed"]
+    assert told == expected and len(kubernetes.created) == 1
+    assert "cut off" not in command("logs", "demo", "--task", "precompute", "--last").stdout
+
+
+def test_json_lines(command: Commands, kubernetes: FakeKubernetes) -> None:
+    study = Study().task("train", [FAILED, {"host": "node-b", "pod": running()}], fold=1)
+    kubernetes.study(study.task("gate", [{"phase": "Pending", "pod": creating()}]))
+    kubernetes.log(gone(study, 1), 'second "begins"')
+    on_claim(kubernetes, 1, [(0, gone(study))], log_0="first\n")
+    done = command("logs", "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    fold = {"task": "train-1", "fold": 1}
+    assert [one for one in told if "line" in one] == [
+        {**fold, "attempt": 1, "line": "first"},
+        {**fold, "attempt": 2, "line": 'second "begins"'},
+    ]
+    assert {"task": "gate", "fold": None, "attempt": 1, "note": "its container has not started"} in told
+    assert any("on node-b" in one.get("note", "") and one["attempt"] == 2 for one in told)
 
 
 def test_a_claim_that_can_not_be_read_is_said(command: Commands, kubernetes: FakeKubernetes) -> None:
