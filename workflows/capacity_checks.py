@@ -16,6 +16,7 @@ from workflows.kube import ClusterError
 GPU = "nvidia.com/gpu"
 POOL_LABEL = POOLS["gpu-pool"]
 MI = 2**20
+ASKED = {"gpu-pool": ("memory-mi", "cpus"), "cpu-pool": ("cpu-memory-mi", "cpu-cpus")}  # parameters: memory, cores
 
 
 def quantity(text: Any) -> Decimal:
@@ -40,24 +41,55 @@ def pool(scope: Scope, name: str, template: str) -> Iterator[Finding]:
         todo = f"see why: {kube.kubectl(f'describe node {nodes[0].metadata.name}')}"
         yield Finding(name, State.failed, f"{value}: no node is ready and schedulable ({names})", todo)
         return
-    tolerations = _tolerations(scope, template)
-    open_nodes = [node for node in ready if not untolerated(node, tolerations)]
+    open_nodes = _open(scope, ready, template)
     if not open_nodes:
         node = ready[0]
-        taint = untolerated(node, tolerations)[0]
+        taint = untolerated(node, _tolerations(scope, template))[0]
         text = f"{taint.key}={taint.value or ''}:{taint.effect}"
         todo = f"take it away: {kube.kubectl(f'taint node {node.metadata.name} {taint.key}-')}"
         says = f"{value}: the template tolerates no taint {text} (node {node.metadata.name})"
         yield Finding(name, State.failed, says, f"{todo}, or taint with {POOL_LABEL}={value}:NoSchedule")
         return
-    memory = "memory-mi" if name == "gpu-pool" else "cpu-memory-mi"
-    wanted = int(scope.parameter(memory, "0") or 0) * MI
-    biggest = max(quantity((node.status.allocatable or {}).get("memory")) for node in open_nodes)
-    if wanted > biggest:
-        todo = f"ask for less: --parameter {memory}={int(biggest / MI)}"
-        yield Finding(name, State.failed, f"{value}: no node has {wanted // MI} MiB of memory", todo)
+    if too_small := _too_small(scope, name, open_nodes):
+        yield too_small
         return
-    yield Finding(name, State.ok, f"{value}: {len(open_nodes)} of {len(nodes)} nodes ready, taints tolerated")
+    says = f"{value}: {len(open_nodes)} of {len(nodes)} nodes ready, taints tolerated"
+    yield Finding(name, State.ok, says)
+
+
+def _open(scope: Scope, nodes: list[Any], template: str) -> list[Any]:
+    """Those that take new pods of this template."""
+    tolerations = _tolerations(scope, template)
+    return [n for n in nodes if is_ready(n) and not n.spec.unschedulable and not untolerated(n, tolerations)]
+
+
+def _too_small(scope: Scope, name: str, nodes: list[Any]) -> Finding | None:
+    """No node has the memory and the cores that a pod of the pool asks for."""
+    of_memory, of_cores = ASKED[name]
+    memory = int(scope.parameter(of_memory, "0") or 0) * MI
+    cores = quantity(scope.parameter(of_cores, "0"))
+    room = [(_allocatable(node, "memory"), _allocatable(node, "cpu")) for node in nodes]
+    if any(memory <= its_memory and cores <= its_cores for its_memory, its_cores in room):
+        return None
+    most_memory, most_cores = (max(column) for column in zip(*room, strict=True))
+    value, wants_memory, wants_cores = scope.parameter(name), f"{memory // MI} MiB of memory", f"{cores:f} CPU cores"
+    if memory > most_memory:
+        wants, todo = wants_memory, f"--parameter {of_memory}={int(most_memory / MI)}"
+    elif cores > most_cores:
+        wants, todo = wants_cores, f"--parameter {of_cores}={_cores(most_cores)}"
+    else:
+        alone = max(its_cores for its_memory, its_cores in room if its_memory >= memory)
+        wants, todo = f"both {wants_memory} and {wants_cores}", f"--parameter {of_cores}={_cores(alone)}"
+    return Finding(name, State.failed, f"{value}: no node has {wants}", f"ask for less: {todo}")
+
+
+def _allocatable(node: Any, resource: str) -> Decimal:
+    return quantity((node.status.allocatable or {}).get(resource))
+
+
+def _cores(room: Decimal) -> str:
+    """Whole cores, or thousandths where there is not one."""
+    return str(int(room)) if room >= 1 else f"{int(room * 1000)}m"
 
 
 def gpu_pool(scope: Scope) -> Iterator[Finding]:
@@ -116,14 +148,14 @@ def free_gpus(scope: Scope) -> Iterator[Finding]:
     if "gpu-pool" not in scope.nodes:
         yield Finding("gpus", State.unknown, "the nodes may not be read")
         return
-    nodes = {n.metadata.name: n for n in scope.nodes["gpu-pool"] if is_ready(n) and not n.spec.unschedulable}
-    there = sum(int(quantity((n.status.allocatable or {}).get(GPU))) for n in nodes.values())
+    nodes = {node.metadata.name: node for node in _open(scope, scope.nodes["gpu-pool"], "train")}
+    there = sum(int(_allocatable(node, GPU)) for node in nodes.values())
     if not there:
         if nodes:
             todo = f"is the device plugin at work? {kube.kubectl('get nodes -o yaml')} shows no {GPU} in allocatable"
             yield Finding("gpus", State.failed, f"{value}: no node offers {GPU}", todo)
         else:  # what that means was said of the pool
-            yield Finding("gpus", State.unknown, f"{value} has no ready node now")
+            yield Finding("gpus", State.unknown, f"{value} has no node now that takes our pods")
         return
     try:
         pods = readable(lambda: kube.call(kube.core.list_pod_for_all_namespaces).items) or []
@@ -220,8 +252,10 @@ def claim(scope: Scope) -> Iterator[Finding]:
     found = readable(lambda: kube.call(read, name, kube.namespace))
     if found is None:
         make = kube.kubectl(f"-n {kube.namespace} create -f - <<< '{json.dumps(claim_object(name))}'")
-        todo = f"{make}, or name another with --parameter claim=NAME"
-        yield Finding("claim", State.failed, f"no claim {name}", todo)
+        there = _claims(scope)
+        others = f" (there: {', '.join(there)})" if there else ""
+        todo = f"{make}, or name another with --parameter claim=NAME{others}"
+        yield Finding("claim", State.failed, f"no claim {name}{nearest(name, there)}", todo)
         return
     phase, modes = found.status.phase, found.spec.access_modes or []
     if phase != "Bound":
@@ -236,6 +270,16 @@ def claim(scope: Scope) -> Iterator[Finding]:
         return
     size = (found.status.capacity or {}).get("storage", "?")
     yield Finding("claim", State.ok, f"{name}: bound, {', '.join(modes)}, {size}")
+
+
+def _claims(scope: Scope) -> list[str]:
+    """Names of those that are there, [] where they may not be listed."""
+    kube = scope.kube
+    try:
+        found = kube.call(kube.core.list_namespaced_persistent_volume_claim, kube.namespace).items
+    except ClusterError:
+        return []
+    return sorted(claim.metadata.name for claim in found)
 
 
 def claim_object(name: str) -> dict[str, Any]:

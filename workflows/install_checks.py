@@ -1,25 +1,23 @@
-"""Is Argo there, fit and at work, are we allowed to, and is what the template needs installed?"""
+"""Is Argo there and fit, are we allowed to, and is what the template needs installed?"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from workflows import images
-from workflows.argo import is_synthetic, phase_of, refuse_local
+from workflows.argo import is_synthetic, refuse_local
+from workflows.controller_checks import CONTROLLER_NAMESPACE
 from workflows.errors import UsageError
 from workflows.findings import Finding, Scope, State, Unreadable, readable
 from workflows.kube import GROUP, ClusterError
 
-OLDEST_ARGO = (4, 0, 5)
-CONTROLLER_LABELS = ("app=workflow-controller", "app.kubernetes.io/component=workflow-controller")
-CONTROLLER_NAMESPACE = "argo"
-TAKEN_UP_WITHIN = 60.0  # seconds a controller at work needs at most for a new workflow
 # Fields of a workflow's templates that Argo 3 doesn't know and we use.
 NEEDED_FIELDS = ("annotations", "podSpecPatch", "retryStrategy")
+
+# What Argo's executor does in a pod, as the template's service account, to report how it ended.
+RESULTS, RESULT_VERBS = "workflowtaskresults", ("create", "patch")
 
 # verb, API group, resource, what needs it
 RIGHTS = [
@@ -87,88 +85,6 @@ def _schema(definition: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def controller(scope: Scope) -> Iterator[Finding]:
-    """A controller of a fit version is at work: by its deployment, else by what it did lately."""
-    found = _deployments(scope)
-    for deployment in found:
-        place, name = deployment.metadata.namespace, deployment.metadata.name
-        version = _version(deployment)
-        if not (deployment.status and deployment.status.available_replicas):
-            todo = scope.kube.kubectl(f"-n {place} describe deployment {name}")
-            yield Finding("controller", State.failed, f"{place}/{name}: no pod of it is available", f"see why: {todo}")
-        elif version and version < OLDEST_ARGO:
-            old, oldest = ".".join(map(str, version)), ".".join(map(str, OLDEST_ARGO))
-            yield Finding("controller", State.failed, f"{place}/{name}: version {old}", f"renew it: {oldest} or newer")
-        else:
-            shown = ".".join(map(str, version)) if version else "of unknown version"
-            yield Finding("controller", State.ok, f"{place}/{name} runs, {shown}")
-    if not found:
-        yield _by_activity(scope)
-
-
-def _deployments(scope: Scope) -> list[Any]:
-    kube = scope.kube
-    for label in CONTROLLER_LABELS:
-        try:
-            told = kube.call(kube.apps.list_deployment_for_all_namespaces, label_selector=label)
-            if told.items:
-                return list(told.items)
-        except ClusterError as error:
-            if error.status != 403:
-                raise
-            for namespace in dict.fromkeys((kube.namespace, CONTROLLER_NAMESPACE)):
-                try:
-                    told = kube.call(kube.apps.list_namespaced_deployment, namespace, label_selector=label)
-                except ClusterError:
-                    continue
-                if told.items:
-                    return list(told.items)
-    return []
-
-
-def _version(deployment: Any) -> tuple[int, ...]:
-    """From the image's tag: v4.0.5 -> (4, 0, 5); () when it has none."""
-    for container in deployment.spec.template.spec.containers:
-        if match := re.search(r":v?(\d+)\.(\d+)\.(\d+)", container.image or ""):
-            return tuple(map(int, match.groups()))
-    return ()
-
-
-def _by_activity(scope: Scope) -> Finding:
-    """Without a deployment to read: is the newest workflow taken up?"""
-    workflows = scope.kube.workflows()
-    if not workflows:
-        return Finding("controller", State.unknown, "no deployment of it can be read, and no workflow tells of it")
-    newest = workflows[0]
-    name, age = newest["metadata"]["name"], _age(newest["metadata"].get("creationTimestamp", ""))
-    if phase_of(newest) == "Pending" and not newest.get("status"):
-        if age > TAKEN_UP_WITHIN:
-            todo = "start it, or let it watch this namespace: " + scope.kube.kubectl(
-                f"get pods -A -l {CONTROLLER_LABELS[0]}"
-            )
-            return Finding("controller", State.failed, f"workflow {name}: not taken up for {age:.0f} s", todo)
-        return Finding("controller", State.unknown, f"workflow {name} is {age:.0f} s old, too young to tell")
-    seen = _last_change(newest)
-    if seen < 600:
-        return Finding("controller", State.ok, f"at work {seen:.0f} s ago, on {name}")
-    return Finding("controller", State.unknown, f"no deployment of it can be read; last seen at work on {name}")
-
-
-def _last_change(workflow: dict[str, Any]) -> float:
-    """Seconds since the controller last started or ended something of this workflow."""
-    status = workflow.get("status") or {}
-    times = [status.get("startedAt"), status.get("finishedAt")]
-    times += [t for node in status.get("nodes", {}).values() for t in (node.get("startedAt"), node.get("finishedAt"))]
-    return min((_age(t) for t in times if t), default=float("inf"))
-
-
-def _age(time: str) -> float:
-    try:
-        return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-    except ValueError:
-        return float("inf")
-
-
 def rights(scope: Scope) -> Iterator[Finding]:
     """One finding for each right that is missing."""
     missing = 0
@@ -178,17 +94,19 @@ def rights(scope: Scope) -> Iterator[Finding]:
         missing += 1
         full = f"{resource}.{group}" if group else resource
         role = f"foxhunt-{verb}-{resource.replace('/', '-')}"
-        todo = "ask the cluster's owner for: " + grant(scope, role, f"--verb={verb} --resource={full}", scope.user)
+        todo = "ask the cluster's owner for: " + grant(
+            scope, role, f"--verb={verb} --resource={full}", f"--user={scope.user or 'USER'}"
+        )
         yield Finding("rights", State.failed, f"may not {verb} {full} (needed by {what})", todo)
     if not missing:
         yield Finding("rights", State.ok, f"all {len(RIGHTS)} that the commands use")
 
 
-def grant(scope: Scope, role: str, rules: str, user: str) -> str:
-    """The two kubectl lines that give a user a right in the namespace."""
+def grant(scope: Scope, role: str, rules: str, whom: str) -> str:
+    """The two kubectl lines that give somebody a right in the namespace."""
     kube = scope.kube
     make = kube.kubectl(f"-n {kube.namespace} create role {role} {rules}")
-    bind = kube.kubectl(f"-n {kube.namespace} create rolebinding {role} --role={role} --user={user or 'USER'}")
+    bind = kube.kubectl(f"-n {kube.namespace} create rolebinding {role} --role={role} {whom}")
     return f"{make} && {bind}"
 
 
@@ -215,19 +133,42 @@ def template(scope: Scope) -> Iterator[Finding]:
 
 
 def account(scope: Scope) -> Iterator[Finding]:
-    """The pods' service account."""
+    """The pods' service account: there, and allowed to report a pod's end, or its workflow never hears of it."""
     kube, name = scope.kube, scope.template["spec"].get("serviceAccountName", "default")
+    rules = f"--verb={','.join(RESULT_VERBS)} --resource={RESULTS}.{GROUP}"
+    right = grant(scope, f"{name}-results", rules, f"--serviceaccount={kube.namespace}:{name}")
     found = readable(lambda: kube.call(kube.core.read_namespaced_service_account, name, kube.namespace))
     if found is None:
         todo = kube.kubectl(f"-n {kube.namespace} create serviceaccount {name}")
-        role = kube.kubectl(
-            f"-n {kube.namespace} create role {name} --verb=create,patch --resource=workflowtaskresults.{GROUP}"
-        )
-        yield Finding(
-            "account", State.failed, f"no service account {name}", f"{todo} && {role} and a rolebinding to it"
-        )
+        yield Finding("account", State.failed, f"no service account {name}", f"{todo} && {right}")
         return
-    yield Finding("account", State.ok, f"service account {name}")
+    verbs = " and ".join(RESULT_VERBS)
+    try:
+        missing = [verb for verb in RESULT_VERBS if not readable(partial(_may_report, scope, name, verb))]
+    except Unreadable:
+        says = f"service account {name}: whether it may {verbs} {RESULTS}.{GROUP} may not be asked"
+        yield Finding("account", State.unknown, says)
+        return
+    if missing:
+        says = f"service account {name} may not {' and '.join(missing)} {RESULTS}.{GROUP}: pods can't report their end"
+        yield Finding("account", State.failed, says, f"ask the cluster's owner for: {right}")
+    else:
+        yield Finding("account", State.ok, f"service account {name}, may {verbs} {RESULTS}")
+
+
+def _may_report(scope: Scope, account: str, verb: str) -> bool:
+    """Its groups are told too: a binding may be to all service accounts."""
+    from kubernetes import client
+
+    kube, space = scope.kube, scope.kube.namespace
+    wanted = client.V1ResourceAttributes(verb=verb, group=GROUP, resource=RESULTS, namespace=space)
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated"]
+    spec = client.V1SubjectAccessReviewSpec(
+        resource_attributes=wanted, user=f"system:serviceaccount:{space}:{account}", groups=groups
+    )
+    review = client.V1LocalSubjectAccessReview(metadata=client.V1ObjectMeta(namespace=space), spec=spec)
+    told = kube.call(kube.auth.create_namespaced_local_subject_access_review, space, review)
+    return bool(told.status.allowed)
 
 
 def secrets(scope: Scope) -> Iterator[Finding]:
@@ -303,12 +244,16 @@ def image(scope: Scope) -> Iterator[Finding]:
     nodes = [node for pool in scope.nodes.values() for node in pool]
     without = [node.metadata.name for node in nodes if not _has_image(node, str(reference))]
     if nodes and not without:
-        yield Finding("image", State.ok, f"{reference}: on all {len(nodes)} nodes of the pools")
+        yield Finding("image", State.ok, f"{reference}: on {_all_of(len(nodes))} of the pools")
     elif found.there is False:
         todo = "build and push it, or name another with --image"
         yield Finding("image", State.failed, f"{reference}: not in its registry", todo)
     else:
         yield Finding("image", State.unknown, f"{reference}: {found.why}")
+
+
+def _all_of(nodes: int) -> str:
+    return "the 1 node" if nodes == 1 else f"all {nodes} nodes"
 
 
 def _has_image(node: Any, reference: str) -> bool:

@@ -66,7 +66,9 @@ def _of_tls(error: ssl.SSLError) -> NoAnswer:
             todo = "name the server in the kubeconfig as its certificate does, or set tls-server-name there"
         elif error.verify_code == _EXPIRED:
             todo = "is this machine's clock right? else the cluster's owner has to renew it"
-        return NoAnswer(f": TLS fails: its certificate is not trusted: {error.verify_message}", todo, reason=TLS)
+        return NoAnswer(
+            f": TLS fails: its certificate is not trusted: {error.verify_message.rstrip('.')}", todo, reason=TLS
+        )
     if ours := _OUR_CERTIFICATE.search(reason):
         what = ours[1].lower().replace("_", " ")
         return NoAnswer(f" refuses the credentials: TLS alert about the client certificate: {what}", "", 401, TLS)

@@ -1,6 +1,5 @@
 """preflight against a fake cluster: fit, then spoilt in one place after the other; each finding says what to type."""
 
-import json
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -11,30 +10,33 @@ import pytest
 
 from tests.workflows.conftest import Commands
 from tests.workflows.fake_api import ARGO, CORE, FakeApi, status, write_kubeconfig
+from tests.workflows.fit_cluster import (
+    ALPHA,
+    CLAIM,
+    CONTROLLER,
+    CRD,
+    DIGEST,
+    NODE_A,
+    NODE_B,
+    NODE_CPU,
+    findings,
+    make_fit,
+    set_default,
+)
 from workflows.capacity_checks import claim_object
+from workflows.install_checks import RIGHTS
 
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/workflowtemplates.argoproj.io"
-CONTROLLER = "/apis/apps/v1/namespaces/argo/deployments/workflow-controller"
-NODE_A, NODE_B, NODE_CPU = "/api/v1/nodes/a", "/api/v1/nodes/b", "/api/v1/nodes/c"
-CLAIM = f"{CORE}/persistentvolumeclaims/feature-cache"
-ALPHA = f"{ARGO}/workflowtemplates/alpha-rl"
-DIGEST = "foxhunt.dev/template-digest"
+POD_ACCOUNT, RESULTS = "system:serviceaccount:foxhunt:foxhunt", "workflowtaskresults"
+GRANT = (
+    "kubectl -n foxhunt create role foxhunt-results --verb=create,patch --resource=workflowtaskresults.argoproj.io && "
+    "kubectl -n foxhunt create rolebinding foxhunt-results --role=foxhunt-results --serviceaccount=foxhunt:foxhunt"
+)
 Fault = Callable[[FakeApi], Any]
 
 
-def node(api: FakeApi, path: str, pool: str, gpus: int = 0) -> dict[str, Any]:
-    room = {"cpu": "16", "memory": "128Gi", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
-    taints = [{"key": "pool", "value": pool, "effect": "NoSchedule"}]
-    return api.put(
-        path,
-        metadata={"labels": {"pool": pool}},
-        spec={"taints": taints},
-        status={
-            "allocatable": room,
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "images": [{"names": ["docker.io/library/foxhunt:latest"], "sizeBytes": 1}],
-        },
-    )
+@pytest.fixture
+def fit(api: FakeApi) -> FakeApi:
+    return make_fit(api)
 
 
 def gpu_pod(api: FakeApi, name: str, on: str, phase: str = "Running", space: str = "others") -> None:
@@ -46,55 +48,6 @@ def gpu_pod(api: FakeApi, name: str, on: str, phase: str = "Running", space: str
         spec=spec,
         status={"phase": phase},
     )
-
-
-@pytest.fixture
-def fit(api: FakeApi) -> FakeApi:
-    """A cluster on which a study of three folds can run."""
-    properties = {name: {} for name in ("annotations", "podSpecPatch", "retryStrategy")}
-    templates = {"type": "array", "items": {"properties": properties}}
-    schema = {"openAPIV3Schema": {"properties": {"spec": {"properties": {"templates": templates}}}}}
-    api.put(CRD, spec={"versions": [{"name": "v1alpha1", "schema": schema}]})
-    pod = {
-        "metadata": {},
-        "spec": {"containers": [{"name": "c", "image": "quay.io/argoproj/workflow-controller:v4.0.5"}]},
-    }
-    api.put(
-        CONTROLLER,
-        metadata={"namespace": "argo", "labels": {"app": "workflow-controller"}},
-        spec={"selector": {}, "template": pod},
-        status={"availableReplicas": 1},
-    )
-    node(api, NODE_A, "ci-training-h100", gpus=2)
-    node(api, NODE_B, "ci-training-h100", gpus=2)
-    node(api, NODE_CPU, "ci-compile-cpu")
-    api.put(
-        CLAIM,
-        spec={"accessModes": ["ReadWriteMany"]},
-        status={"phase": "Bound", "capacity": {"storage": "1Ti"}},
-    )
-    api.put(f"{CORE}/serviceaccounts/foxhunt")
-    api.put(f"{CORE}/configmaps/artifact-repositories")
-    set_default(api, "data", "synthetic:signal=0.75")
-    return api
-
-
-def set_default(api: FakeApi, name: str, value: str) -> None:
-    given = api.objects[ALPHA]["spec"]["arguments"]["parameters"]
-    next(p for p in given if p["name"] == name)["value"] = value
-
-
-def findings(command: Commands, *args: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit code, and the worst finding of each check."""
-    done = command("preflight", "--json", *args)
-    order = ["ok", "not checked", "warning", "failed"]
-    told = json.loads(done.stdout)
-    found: dict[str, dict[str, str]] = {}
-    for one in told["findings"]:
-        if one["check"] not in found or order.index(one["state"]) > order.index(found[one["check"]]["state"]):
-            found[one["check"]] = one
-    assert told["ok"] == (done.returncode == 0)
-    return done.returncode, found
 
 
 def test_a_fit_cluster_passes_every_check(command: Commands, fit: FakeApi) -> None:
@@ -167,7 +120,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str, str]] = {
     "argo absent": (no_argo, "argo", "failed", "no argoproj.io/v1alpha1", "kubectl apply --server-side -f https://"),
     "argo's fields too old": (old_crds, "argo", "failed", "too old: templates have no annotations", "4.0.5 or newer"),
     "controller too old": (
-        lambda api: api.objects[CONTROLLER]["spec"]["template"]["spec"]["containers"][0].update(image="wc:v3.6.2"),
+        lambda api: api.objects[CONTROLLER]["spec"]["template"]["spec"]["containers"][1].update(image="wc:v3.6.2"),
         *("controller", "failed", "version 3.6.2", "4.0.5 or newer"),
     ),
     "controller down": (
@@ -204,6 +157,21 @@ FAULTS: dict[str, tuple[Fault, str, str, str, str]] = {
         spoil(NODE_CPU, status={"allocatable": {"memory": "2Gi"}, "conditions": [{"type": "Ready", "status": "True"}]}),
         *("cpu-pool", "failed", "no node has 4096 MiB", "--parameter cpu-memory-mi=2048"),
     ),
+    "too few cores": (
+        lambda api: set_default(api, "cpus", "500"),
+        *("gpu-pool", "failed", "no node has 500 CPU cores", "ask for less: --parameter cpus=16"),
+    ),
+    "less than a core": (
+        lambda api: [api.objects[n]["status"]["allocatable"].update(cpu="900m") for n in (NODE_A, NODE_B)],
+        *("gpu-pool", "failed", "no node has 4 CPU cores", "--parameter cpus=900m"),
+    ),
+    "memory on one node, cores on the other": (
+        lambda api: (
+            api.objects[NODE_A]["status"]["allocatable"].update(cpu="2"),
+            api.objects[NODE_B]["status"]["allocatable"].update(memory="8Gi"),
+        ),
+        *("gpu-pool", "failed", "no node has both 16384 MiB of memory and 4 CPU cores", "--parameter cpus=2"),
+    ),
     "no device plugin": (
         lambda api: [api.objects[n]["status"]["allocatable"].pop("nvidia.com/gpu") for n in (NODE_A, NODE_B)],
         *("gpus", "failed", "no node offers nvidia.com/gpu", "device plugin"),
@@ -233,6 +201,14 @@ FAULTS: dict[str, tuple[Fault, str, str, str, str]] = {
         remove(f"{CORE}/serviceaccounts/foxhunt"),
         *("account", "failed", "no service account foxhunt", "kubectl -n foxhunt create serviceaccount foxhunt && "),
     ),
+    "a service account without rights": (
+        lambda api: api.denied_to.update({POD_ACCOUNT: {("create", RESULTS), ("patch", RESULTS)}}),
+        *("account", "failed", "may not create and patch workflowtaskresults.argoproj.io", GRANT),
+    ),
+    "a service account that may only create": (
+        lambda api: api.denied_to.update({POD_ACCOUNT: {("patch", RESULTS)}}),
+        *("account", "failed", "service account foxhunt may not patch workflowtaskresults.argoproj.io", GRANT),
+    ),
     "no secret": (
         wants_secret,
         *("secrets", "failed", "no secret s3-login", "kubectl -n foxhunt create secret generic s3-login"),
@@ -254,15 +230,14 @@ def test_each_fault_is_named_with_what_to_type(command: Commands, fit: FakeApi, 
     assert todo in found[check]["todo"], found[check]
 
 
-RIGHTS = [("create", "workflows"), ("delete", "pods"), ("get", "pods/log"), ("list", "events"), ("patch", "workflows")]
-
-
-@pytest.mark.parametrize(("verb", "resource"), RIGHTS)
-def test_each_missing_right_is_named(command: Commands, fit: FakeApi, verb: str, resource: str) -> None:
+@pytest.mark.parametrize(("verb", "group", "resource", "what"), RIGHTS)
+def test_each_missing_right_is_named(
+    command: Commands, fit: FakeApi, verb: str, group: str, resource: str, what: str
+) -> None:
     fit.denied.add((verb, resource))
     code, found = findings(command)
-    full = f"{resource}.argoproj.io" if resource == "workflows" else resource
-    assert code == 2 and found["rights"]["says"].startswith(f"may not {verb} {full} (needed by ")
+    full = f"{resource}.{group}" if group else resource
+    assert code == 2 and found["rights"]["says"] == f"may not {verb} {full} (needed by {what})"
     assert f"--verb={verb} --resource={full} && " in found["rights"]["todo"]
     assert "create rolebinding" in found["rights"]["todo"] and found["rights"]["todo"].endswith("--user=me")
 
@@ -272,6 +247,7 @@ HIDDEN = {
     ("list", "pods"): ["gpus"],
     ("get", "persistentvolumeclaims"): ["claim"],
     ("get", "serviceaccounts"): ["account"],
+    ("create", "localsubjectaccessreviews"): ["account"],
     ("get", "namespaces"): ["namespace"],
     ("get", "workflowtemplates"): ["template"],
     ("get", "customresourcedefinitions"): ["argo"],
@@ -317,14 +293,47 @@ def test_a_claim_that_waits_for_its_first_pod_is_a_warning(command: Commands, fi
     assert (code, found["claim"]["state"]) == (0, "warning")
 
 
-def test_the_controller_is_known_by_its_work(command: Commands, fit: FakeApi) -> None:
-    """A controller outside the cluster has no deployment."""
-    del fit.objects[CONTROLLER]
-    assert findings(command)[1]["controller"]["state"] == "not checked"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    state = {"phase": "Running", "startedAt": now}
-    fit.put(f"{ARGO}/workflows/w", metadata={"creationTimestamp": now}, status=state)
-    assert findings(command)[1]["controller"]["state"] == "ok"
+def test_the_account_is_asked_about_with_its_groups(command: Commands, fit: FakeApi) -> None:
+    findings(command)
+    asked = [r.body["spec"] for r in fit.asked("POST", "/namespaces/foxhunt/localsubjectaccessreviews")]
+    assert [a["resourceAttributes"]["verb"] for a in asked] == ["create", "patch"]
+    attributes = {"group": "argoproj.io", "resource": RESULTS, "namespace": "foxhunt", "verb": "create"}
+    assert (asked[0]["user"], asked[0]["resourceAttributes"]) == (POD_ACCOUNT, attributes)
+    assert "system:serviceaccounts:foxhunt" in asked[0]["groups"]
+
+
+def test_a_wrong_claim_shows_the_nearest(command: Commands, fit: FakeApi) -> None:
+    fit.put(f"{CORE}/persistentvolumeclaims/scratch")
+    code, found = findings(command, "-p", "claim=feature-cach")
+    assert code == 2 and found["claim"]["says"] == "no claim feature-cach (did you mean 'feature-cache'?)"
+    assert found["claim"]["todo"].endswith("--parameter claim=NAME (there: feature-cache, scratch)")
+    fit.denied.add(("list", "persistentvolumeclaims"))
+    assert findings(command, "-p", "claim=feature-cach")[1]["claim"]["says"] == "no claim feature-cach"
+
+
+def test_gpus_behind_a_taint_are_not_free(command: Commands, fit: FakeApi) -> None:
+    taint(NODE_B)(fit)
+    code, found = findings(command)
+    assert found["gpu-pool"]["says"].endswith("1 of 2 nodes ready, taints tolerated")
+    assert (code, found["gpus"]["state"]) == (0, "warning")
+    assert found["gpus"]["says"].endswith("2 of 2 GPUs are free for 3 folds; the others wait")
+    taint(NODE_A)(fit)
+    assert findings(command)[1]["gpus"]["says"].endswith("has no node now that takes our pods")
+
+
+def test_cores_of_cpu_pods_where_the_template_has_them(command: Commands, fit: FakeApi) -> None:
+    parameters = fit.objects[ALPHA]["spec"]["arguments"]["parameters"]
+    parameters[:] = [p for p in parameters if p["name"] != "cpu-cpus"]
+    assert findings(command)[1]["cpu-pool"]["state"] == "ok"
+    parameters.append({"name": "cpu-cpus", "value": "17"})
+    assert findings(command)[1]["cpu-pool"]["says"] == "ci-compile-cpu: no node has 17 CPU cores"
+    assert findings(command, "-p", "cpu-cpus=16")[1]["cpu-pool"]["state"] == "ok"
+
+
+def test_the_image_of_one_node(command: Commands, fit: FakeApi) -> None:
+    assert findings(command)[1]["image"]["says"].endswith(": on all 3 nodes of the pools")
+    del fit.objects[NODE_A], fit.objects[NODE_CPU]
+    assert findings(command)[1]["image"]["says"].endswith(": on the 1 node of the pools")
 
 
 def test_an_image_nobody_can_vouch_for_is_not_checked(command: Commands, fit: FakeApi) -> None:
@@ -377,10 +386,26 @@ def test_wrong_credentials(command: Commands, fit: FakeApi) -> None:
     assert "log in again" in found["credentials"]["todo"]
 
 
-def test_nobody(command: Commands, fit: FakeApi) -> None:
-    fit.user = "system:anonymous"
+def test_no_credentials(command: Commands, fit: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends none may not even ask who he is."""
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kc", fit.url, user={})))
     code, found = findings(command)
-    assert code == 2 and "system:anonymous" in found["credentials"]["says"]
+    assert code == 2 and found["cluster"]["state"] == "ok", "everyone may read the version"
+    assert "no credentials were sent" in found["credentials"]["says"] and list(found) == ["cluster", "credentials"]
+    assert found["credentials"]["todo"].startswith("log in again")
+
+
+def test_a_server_that_lets_nobody_ask(command: Commands, fit: FakeApi) -> None:
+    elsewhere = fit.answer
+
+    def answer(request: Any, token: str) -> tuple[int, Any]:
+        if request.path.endswith("/selfsubjectreviews"):
+            return 201, {**request.body, "status": {"userInfo": {"username": "system:anonymous"}}}
+        return elsewhere(request, token)
+
+    fit.answer = answer  # type: ignore[method-assign]
+    code, found = findings(command)
+    assert code == 2 and "no credentials were sent" in found["credentials"]["says"]
 
 
 def test_an_unknown_namespace_shows_the_nearest(command: Commands, fit: FakeApi) -> None:
