@@ -12,7 +12,7 @@ from tests.cluster import host
 from tests.cluster.argo import CONTROLLER, token, wait_for_controller
 from tests.cluster.control_plane import kubeconfig
 from tests.cluster.layout import CGROUP, CPU_POOL, NAMESPACE, Facts
-from tests.cluster.live import SETTINGS, Live, eventually, submission
+from tests.cluster.live import SETTINGS, Live, eventually, fold_of, submission
 from tests.cluster.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cluster
@@ -161,4 +161,9 @@ def test_list_and_logs_know_the_study(own: Own, undisturbed: Undisturbed) -> Non
     assert undisturbed.run_id in listed.stdout
     logs = live.foxhunt("logs", undisturbed.name, "1")
     assert logs.returncode == 0, logs.stderr
-    assert "trained" in logs.stdout
+    assert "trained" in logs.stdout and "from the claim" not in logs.stdout
+    pod = next(p["metadata"]["name"] for p in live.pods(undisturbed.name) if fold_of(p) == 1)
+    live.kubectl("delete", "pod", pod)
+    gone = live.foxhunt("logs", undisturbed.name, "1")
+    assert gone.returncode == 0, gone.stderr
+    assert "trained" in gone.stdout and "from the claim" in gone.stdout
