@@ -48,7 +48,10 @@ def _endpoint(place: dict[str, Any]) -> str:
 
 
 def read_artifacts(workflow: Tree) -> dict[str, bytes]:
-    """Contents by the path they get here. Raises UsageError without boto3, WorkflowError when S3 refuses."""
+    """Contents by the path they get here.
+
+    Raises UsageError without boto3, credentials or the right to read, WorkflowError for a store that fails.
+    """
     wanted = artifacts_of(workflow)
     if not wanted:
         raise UsageError(f"workflow {workflow['metadata']['name']}: no artifacts on S3\nread the claim: --source claim")
@@ -64,8 +67,18 @@ def read_artifacts(workflow: Tree) -> dict[str, bytes]:
             client = boto3.client("s3", endpoint_url=endpoint)
             found[one.path] = client.get_object(Bucket=one.bucket, Key=one.key)["Body"].read()
         except (BotoCoreError, ClientError) as error:
-            raise WorkflowError(
+            raise (UsageError if _is_ours(error) else WorkflowError)(
                 f"s3://{one.bucket}/{one.key}: {error}\nset AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, "
                 "where the bucket's address differs from here, AWS_ENDPOINT_URL"
             ) from None
     return found
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether other credentials or another address would help, rather than another try."""
+    from botocore import exceptions as known
+
+    unset = (known.NoCredentialsError, known.PartialCredentialsError, known.ProfileNotFound, known.InvalidConfigError)
+    answer = getattr(error, "response", None) or {}
+    status = int((answer.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
+    return isinstance(error, unset) or (400 <= status < 500 and status not in (408, 429))

@@ -272,4 +272,21 @@ def test_no_artifacts_and_no_credentials(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/no/such/file")
     done = command("fetch", "demo", "--source", "s3")
-    assert done.returncode == 1 and "set AWS_ACCESS_KEY_ID" in done.stderr
+    assert done.returncode == 2 and "set AWS_ACCESS_KEY_ID" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, 2), (404, 2), (503, 1), (429, 1)])
+def test_a_bucket_that_refuses_and_one_that_fails(
+    command: Commands, kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch, status: int, code: int
+) -> None:
+    import boto3
+    from botocore.exceptions import ClientError
+
+    class Client:
+        def get_object(self, **_: str) -> None:
+            raise ClientError({"Error": {"Code": "X"}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+
+    monkeypatch.setattr(boto3, "client", lambda *_, **__: Client())
+    kubernetes.study(with_artifacts())
+    done = command("fetch", "demo", "--source", "s3")
+    assert done.returncode == code and "s3://foxhunt/" in done.stderr and "AWS_SECRET_ACCESS_KEY" in done.stderr
