@@ -25,6 +25,7 @@ REPO = Path(__file__).resolve().parents[2]
 STEPS = COLLECT + 18  # most of those that learn are replays, and one ends a rollout
 SAVED = COLLECT + 7
 LEARNT = 60  # learning steps of the whole profile
+SHARED = 116 << 10  # bytes a block of mamba2_mixer_bwd at these sizes
 PATIENCE_S = 120
 
 
@@ -70,10 +71,12 @@ def pinned(device):
 
 
 def test_these_sizes_take_the_kernels_of_users(straight):
-    recipe = straight[0]
-    mixers = {name.partition(".")[2] for name in recipe.device.functions if name.startswith("mamba2_mixer")}
-    assert mixers == {"mamba2_mixer", "mamba2_mixer_bwd"}, "the kernels for any shape"
-    assert pinned(recipe.device) or not recipe.device.gemms.algorithms
+    device = straight[0].device
+    assert pinned(device) or not device.gemms.algorithms
+    if device.shared_limit < SHARED:
+        pytest.skip("blocks of this card get too little shared memory: the kernels for any shape run")
+    mixers = {name.partition(".")[2] for name in device.functions if name.startswith("mamba2_mixer")}
+    assert mixers == {"mamba2_mixer", "mamba2_mixer_bwd"}
 
 
 def test_captured_equals_eager_at_every_step(world, straight):
@@ -131,7 +134,11 @@ def test_two_processes_of_a_whole_profile_have_the_same_bits():
     words = [sys.executable, "-c", CHILD.format(steps=LEARNT)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     processes = [subprocess.Popen(words, cwd=REPO, text=True, **pipes) for _ in range(2)]
-    ended = [(*process.communicate(timeout=PATIENCE_S), process.returncode) for process in processes]
+    try:
+        ended = [(*process.communicate(timeout=PATIENCE_S), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [code for _, _, code in ended] == [0, 0], [err[-2000:] for _, err, _ in ended]
     one, other = (json.loads(out.splitlines()[-1]) for out, _, _ in ended)
     assert one == other and one["steps"] > LEARNT
