@@ -16,6 +16,7 @@ def memory_given_back():
     if why_unavailable() is None:
         import cupy
 
+        cupy.cuda.Device().synchronize()  # copies into pinned memory may be under way
         gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.get_default_pinned_memory_pool().free_all_blocks()
