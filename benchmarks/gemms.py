@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device.cuda import CudaDevice
 from trainer.device.gemm import ALIGN, Plan, Product
+from trainer.device.probe import why_unavailable
+from trainer.errors import FoxhuntError, UsageError
 from trainer.recipes.alpha_rl import AlphaRL
 
 CANDIDATES = 32  # asked of the library; it gives fewer
@@ -105,12 +108,20 @@ def entries(device: CudaDevice, wanted: list[Product]) -> Iterator[tuple[str, di
             yield str(product), {"algorithm": words.tobytes().hex(), "us": round(us, 1), "first_us": round(first, 1)}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profiles", nargs="+", help="names of profiles, or paths of TOML files")
-    arguments = parser.parse_args()
+    profiles = parser.parse_args(argv).profiles
+    try:
+        for profile in profiles:
+            load_config(profile)
+        if (reason := why_unavailable()) is not None:
+            raise UsageError(f"no GPU to time on: {reason}")
+    except FoxhuntError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     wanted: set[Product] = set()
-    for profile in arguments.profiles:
+    for profile in profiles:
         device = CudaDevice(graphs=False)
         wanted |= {p for p in products(device, profile) if p.align == ALIGN}
     table = device.gemms.table
@@ -119,7 +130,8 @@ def main() -> None:
     table.parent.mkdir(exist_ok=True)
     table.write_text(json.dumps(dict(sorted((kept | dict(entries(device, sorted(wanted)))).items())), indent=1) + "\n")
     print(f"written: {table}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

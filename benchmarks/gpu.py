@@ -3,7 +3,8 @@
     python -m benchmarks.gpu [--out DIR] [--only NAME ...]
 
 Compiles every kernel (registers, spills), runs the GPU tests, times the step at both sizes and against PyTorch and JAX
-where they are installed. Each part runs in a process of its own; what it prints goes to the screen and to DIR/NAME.txt.
+where they are installed (pip install 'foxhunt[peers]'). Each part runs in a process of its own; what it prints goes to
+the screen and to DIR/NAME.txt.
 Exit code 1 when a part failed. Ten minutes on one H200, half of it compilers of the peers.
 """
 
@@ -16,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.device.cuda import why_unavailable
+from benchmarks.peers import contest
+from trainer.device.probe import why_unavailable
 
 PARTS = {
     "kernels": ("trainer", "bench", "--kernels", "--config", "seed"),
@@ -25,6 +27,11 @@ PARTS = {
     "small": ("trainer", "bench", "--config", "small", "--device", "cuda", "--cold"),
     "peers": ("benchmarks.peers", "--profile", "seed", "--profile", "small"),
 }
+
+
+def no_peer() -> bool:
+    """Whether there is nothing to be measured against; a peer that is missing beside another is left out by itself."""
+    return all(contest.missing(kind, "cuda") for kind in ("torch", "jax"))
 
 
 def run(name: str, out: Path) -> tuple[int, float]:
@@ -53,8 +60,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    ended = {name: run(name, args.out) for name in args.only or PARTS}
+    chosen = list(args.only or PARTS)
+    skipped = [name for name in chosen if name == "peers" and no_peer()]
+    ended = {name: run(name, args.out) for name in chosen if name not in skipped}
     print()
+    for name in skipped:
+        print(f"{name:8} not installed: skipped   (pip install 'foxhunt[peers]' for PyTorch and JAX)")
     for name, (code, seconds) in ended.items():
         end = f"FAILED, exit code {code}" if code else "done"
         print(f"{name:8} {end:24} {seconds:6.0f} s   {args.out / name}.txt")

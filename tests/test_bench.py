@@ -189,7 +189,7 @@ def test_what_exceeds_a_card_is_marked_and_what_runs_instead_is_named(monkeypatc
     assert [row["use"] for row in json.loads(capsys.readouterr().out)] == ["exceeds", "launched"]
     assert __main__.main([*words, "sm_80"]) == 0
     shown = capsys.readouterr().out
-    assert "exceeds" in shown and "mamba2_mixer_bwd asks for 200.6; mamba2_mixer_bwd_any runs" in shown
+    assert "exceeds" in shown and "mamba2_mixer_bwd asks for 200.6 KiB; mamba2_mixer_bwd_any runs" in shown
     assert __main__.main([*words, "sm_90"]) == 0
     assert "227 KiB of shared memory for a block: enough for every launch" in capsys.readouterr().out
     assert __main__.main([*words, "sm_107"]) == 0
@@ -198,7 +198,7 @@ def test_what_exceeds_a_card_is_marked_and_what_runs_instead_is_named(monkeypatc
 
 def test_a_kernel_without_a_variant_that_fits_can_not_run():
     row = {"kernel": "greedy", "entry": "greedy", "dynamic": 200 << 10, "use": "exceeds"}
-    assert bench.verdict([row], "sm_86").endswith("greedy asks for 200.0; it can't run: take a smaller net")
+    assert bench.verdict([row], "sm_86").endswith("greedy asks for 200.0 KiB; it can't run: take a smaller net")
 
 
 @pytest.mark.parametrize("arch", ["h100", "sm_75", "sm_91", "compute_90", "90"])

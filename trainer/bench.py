@@ -375,7 +375,7 @@ def verdict(rows: list[dict[str, Any]], arch: str) -> str:
         asked = max(row["dynamic"] for row in over if row["kernel"] == kernel)
         instead = [row["entry"] for row in rows if row["kernel"] == kernel and row.get("use") == "launched"]
         then = f"{', '.join(instead)} runs, which is slower" if instead else "it can't run: take a smaller net"
-        lines.append(f"  {kernel} asks for {asked / 1024:.1f}; {then}")
+        lines.append(f"  {kernel} asks for {asked / 1024:.1f} KiB; {then}")
     return "\n".join(lines)
 
 

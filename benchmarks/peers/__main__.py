@@ -4,7 +4,9 @@
 
 Prints the steps a second of each (median, least, most), foxhunt's ratio to it, and the losses of one batch with the
 same weights. Exit code 1 when a peer disagrees on a loss or could not run. Evaluation and checkpoints are not in the
-step; the environment, replay, controllers and both losses are.
+step; the environment, replay, controllers and both losses are. A peer that is not installed is left out, and named by
+--peer it is an error: pip install 'foxhunt[peers]'. torch:max-autotune-aten is max-autotune with the products left to
+cuBLAS, which spares minutes of compiling Triton's.
 """
 
 from __future__ import annotations
@@ -16,8 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import contest
+from trainer.config import load_config
+from trainer.device.probe import why_unavailable
+from trainer.errors import FoxhuntError, UsageError
 
-KINDS = ("torch:default", "torch:max-autotune-no-cudagraphs", "jax")
+DEFAULT = ("torch:default", "jax")
+KINDS = ("torch:default", "torch:max-autotune-aten", "torch:max-autotune-no-cudagraphs", "jax")
+INSTALL = "pip install 'foxhunt[peers]' (gigabytes)"
 DIFFERENCES = """\
 Where the work is not the same: the peers draw from their frameworks' generators (foxhunt: Philox by counter), do not
 detect a gradient that is not finite, leave out diagnostics (greedy actions, fees and spread paid, lots closed) and the
@@ -47,18 +54,47 @@ def faults(result: dict[str, Any]) -> list[str]:
     return [f"{kind}: {error}" for kind, error in failed.items()] + contest.disagreements(result)
 
 
+def chosen_peers(given: list[str] | None, device: str) -> list[str]:
+    """Those that can run; says which are skipped. Raises UsageError for one that was asked for, or if none is left."""
+    wanted = given or DEFAULT
+    absent = {kind: why for kind in wanted if (why := contest.missing(kind, device))}
+    if given and absent:
+        kind, why = next(iter(absent.items()))
+        raise UsageError(f"--peer {kind}: {why}; {INSTALL}")
+    if len(absent) == len(wanted):
+        raise UsageError(f"no peer to measure against: {', '.join(absent.values())}; {INSTALL}")
+    for kind, why in absent.items():
+        print(f"{kind}: not installed: skipped ({why})", flush=True)
+    return [kind for kind in wanted if kind not in absent]
+
+
+def checked(args: argparse.Namespace) -> list[str]:
+    """The peers to run. Raises UsageError for what can't work, before any process is started."""
+    for profile in args.profile or ["seed"]:
+        load_config(profile)
+    reason = why_unavailable() if args.device == "cuda" else None
+    if reason is not None:
+        raise UsageError(f"--device cuda: {reason}")
+    return chosen_peers(args.peer, args.device)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", action="append", help="a profile or TOML file; repeatable [seed]")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--peer", action="append", choices=KINDS, help="repeatable [torch:default and jax]")
+    parser.add_argument("--peer", action="append", choices=KINDS, help="repeatable [torch:default, jax]")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=100, help="timed steps a round and contestant")
     parser.add_argument("--no-tf32", action="store_true", help="products in full float32")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a peer may take to build")
     parser.add_argument("--out", type=Path, help="also write the figures here, as JSON")
     args = parser.parse_args(argv)
-    given = (args.device, args.peer or ["torch:default", "jax"], not args.no_tf32, args.patience)
+    try:
+        peers = checked(args)
+    except FoxhuntError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    given = (args.device, peers, not args.no_tf32, args.patience)
     contests = [contest.Contest(profile, *given) for profile in args.profile or ["seed"]]
     results, bad = [], []
     try:

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 import traceback
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,18 @@ AGREED = ("l_q", "l_pi", "l_v", "l_aux", "entropy", "approx_kl")
 TOLERANCE = {True: 5e-3, False: 1e-5}  # of a figure, by TF32; products of 10-bit mantissas are off by 3e-4 each
 FLOOR = 1e-6  # absolute: an approximate KL of a policy that hardly moved is all rounding
 WARMUP = 60  # foxhunt's steps after its first learning step
-PEER_WARMUP = 40  # a peer's: past its captures and the end of a rollout
+PEER_WARMUP, MOST_WARMUP = 40, 5000  # a peer's; more until all its graphs exist, at most
 SETTLE = 5  # untimed steps at each turn
+
+
+def missing(kind: str, device: str) -> str:
+    """Why a peer can't run here, empty when its packages are installed."""
+    framework = kind.partition(":")[0]
+    if find_spec(framework) is None:
+        return f"{framework} is not installed"
+    if (framework, device) == ("jax", "cuda") and not any(find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):
+        return "jax is installed without its CUDA plugin"
+    return ""
 
 
 def handed_over(recipe: Any) -> dict[str, np.ndarray]:
@@ -53,7 +64,14 @@ class Foxhunt:
         start = self.recipe.warm_steps + WARMUP
         while self.recipe.step_count < start or not self.recipe.boundary.finished or self._ends_a_rollout():
             self.recipe.step()
+        while not self.ready() or self._ends_a_rollout():
+            self.recipe.step()
         np.savez(path, **handed_over(self.recipe))
+
+    def ready(self) -> bool:
+        """Whether every graph of the timed steps exists."""
+        regions = (self.recipe.learn_region, self.recipe.boundary_region)
+        return all(region.recorder is None or region.graph is not None for region in regions)
 
     def _ends_a_rollout(self) -> bool:
         return self.recipe.boundary.filled >= self.recipe.boundary.length
@@ -103,9 +121,19 @@ def _peer(kind: str, profile: str, device: str, tf32: bool, path: str) -> Any:
         from benchmarks.peers.jax_peer import JaxPeer
 
         peer = JaxPeer(cfg, arrays, tf32)
-    peer.run(PEER_WARMUP)
+    warm_up(peer)
     peer.load(arrays)
     return peer
+
+
+def warm_up(peer: Any) -> None:
+    """Steps until everything is compiled and captured, ends of rollouts as well: a graph of theirs needs several."""
+    peer.run(PEER_WARMUP)
+    for _ in range(MOST_WARMUP):
+        if peer.ready():
+            return
+        peer.run(1)
+    raise RuntimeError(f"not all graphs are there after {PEER_WARMUP + MOST_WARMUP} steps")
 
 
 def _import(kind: str, device: str) -> None:

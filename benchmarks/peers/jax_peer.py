@@ -34,6 +34,7 @@ class JaxPeer:
         self._step = self._jit(self._whole_step, donate_argnums=0)
         self._boundary = self._jit(self._finish_rollout, donate_argnums=0)
         self._losses = self._jit(self._loss_figures)
+        self.boundaries = 0
         self.load(arrays)
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
@@ -59,6 +60,7 @@ class JaxPeer:
         self.filled += 1
         if self.filled > self.length:
             self.state = self._boundary(self.state, self.data)
+            self.boundaries += 1
             self._sync()
 
     def _whole_step(self, state: Any, data: Any) -> Any:
@@ -161,6 +163,10 @@ class JaxPeer:
         learnt = self.state["learnt"]
         found = {f"opt.{kind}": weights.join(self.layout, learnt[kind]) for kind in LEARNT}
         return found | {name: np.asarray(x) for name, x in self.state["run"].items()}
+
+    def ready(self) -> bool:
+        """Whether everything that a step may need is compiled."""
+        return self.boundaries > 0
 
     def parameters(self) -> int:
         return sum(x.size for x in self.state["learnt"]["param"].values())

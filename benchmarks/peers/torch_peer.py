@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._inductor.config
 
 from benchmarks.peers import ops_torch as xp
 from benchmarks.peers import step, weights
@@ -21,13 +22,14 @@ from trainer.learn.rollout import TM
 from trainer.nets.network import Network
 
 WARMUP = 3  # eager steps before the capture: they compile, and size cuBLAS's workspaces
+ATEN = "max-autotune-aten"  # max-autotune whose products are cuBLAS's: no Triton products to compile, minutes less
 LR0, TAU = OUTPUTS.index(f"lr_{GROUPS[0]}"), OUTPUTS.index("tau")
 
 
 class TorchPeer:
     """A run that starts from foxhunt's arrays in the middle of learning; `tf32` as `trainer` means it.
 
-    mode: of torch.compile, None for eager. overlap: collect and learn on two streams.
+    mode: of torch.compile or ATEN, None for eager. overlap: collect and learn on two streams.
     """
 
     name = "PyTorch"
@@ -42,6 +44,9 @@ class TorchPeer:
         overlap: bool = True,
     ):
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        if mode == ATEN:
+            torch._inductor.config.max_autotune_gemm_backends = "ATEN"
+            mode = "max-autotune-no-cudagraphs"
         self.cfg, self.device = cfg, torch.device(device)
         self.captures = self.device.type == "cuda"
         self.layout = Network(cfg.net, arrays["market.features"].shape[1]).layout
@@ -49,6 +54,7 @@ class TorchPeer:
         own = weights.split(self.layout, arrays["opt.param"])
         self.param = {name: torch.nn.Parameter(self._tensor(x)) for name, x in own.items()}
         self.target, self.before = ({n: p.detach().clone() for n, p in self.param.items()} for _ in range(2))
+        self.rates = [torch.zeros((), device=self.device) for _ in GROUPS]
         self.optimizer = self._optimizer()
         b, m = cfg.env.n_backtests, cfg.learn.batch
         self.draws = [torch.empty(n, dtype=torch.float64, device=self.device) for n in (b, b, m)]
@@ -61,8 +67,11 @@ class TorchPeer:
 
         # Apart, the environment does not become part of a reduction's kernel, which Triton then fails to compile.
         self._choose, self._collect = compiled(self._choose_body), compiled(self._collect_body)
-        self._prepare, self._loss = compiled(self._prepare_body), compiled(self._loss_body)
-        self._finish = compiled(self._finish_body)
+        self._draw, self._prepare = compiled(self._draw_body), compiled(self._prepare_body)
+        self._loss, self._finish = compiled(self._loss_body), compiled(self._finish_body)
+        # Adam is one fused kernel a group, norms of many tensors are PyTorch's multi-tensor ones; the rest is compiled.
+        self._scale, self._follow = compiled(self._scale_body), compiled(self._follow_body)
+        self._figures = compiled(self._figures_body)
         self.main, self.side = (torch.cuda.Stream() for _ in range(2)) if self.captures else (None, None)
         self.overlap = overlap and self.captures
         self.graphs: dict[str, Any] = {}
@@ -77,9 +86,9 @@ class TorchPeer:
         groups = [
             {
                 "params": [p for name, p in self.param.items() if weights.group_of(name) == i],
-                "lr": torch.zeros((), device=self.device) if on_gpu else 0.0,
+                "lr": rate if on_gpu else 0.0,
             }
-            for i in range(len(GROUPS))
+            for i, rate in enumerate(self.rates)
         ]
         betas = (cfg.adam_b1, cfg.adam_b2)
         return torch.optim.Adam(groups, betas=betas, eps=cfg.adam_eps, fused=on_gpu, capturable=on_gpu)
@@ -150,7 +159,7 @@ class TorchPeer:
                 self._collect(self._choose(draws[0]), draws[1])
         else:
             self._collect(self._choose(draws[0]), draws[1])
-        batch = self._prepare(draws[2])
+        batch = self._prepare(*self._draw(draws[2]))
         total, figures, priority = self._loss(batch)
         total.backward()
         if self.overlap:
@@ -169,8 +178,11 @@ class TorchPeer:
         step.collect(xp, self.cfg, self.s, chosen, draw)
 
     @torch.no_grad()
-    def _prepare_body(self, draw: Any) -> Any:
-        slots, index = step.draw(xp, self.cfg, self.s, draw)
+    def _draw_body(self, draw: Any) -> Any:
+        return tuple(x.to(xp.INDEX) for x in step.draw(xp, self.cfg, self.s, draw))
+
+    @torch.no_grad()
+    def _prepare_body(self, slots: Any, index: Any) -> Any:
         return step.prepare(xp, self.cfg, self.s, self.param, self.target, slots, index)
 
     def _loss_body(self, batch: Any) -> Any:
@@ -183,29 +195,46 @@ class TorchPeer:
     @torch.no_grad()
     def _optimise(self) -> dict[str, Any]:
         """Clip by the global norm, Adam, Polyak target; figures for the controllers."""
-        cfg, outputs = self.cfg.learn, self.s["bus.outputs"]
         params, before, target = (list(x.values()) for x in (self.param, self.before, self.target))
-        norm = torch.nn.utils.clip_grad_norm_(params, cfg.grad_clip)
+        grads = [p.grad for p in params]
         count = self.optimizer.state[params[0]]["step"]
-        factor = (1 - count / cfg.lr_decay_steps).clamp(min=0) if cfg.lr_decay_steps else outputs[0] * 0 + 1
-        for i, group in enumerate(self.optimizer.param_groups):
-            rate = outputs[LR0 + i] * factor
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].copy_(rate)
-            else:
+        norm, factor = self._scale(torch.stack(torch._foreach_norm(grads)), count, grads, params, before)
+        if self.device.type != "cuda":  # there Adam wants numbers
+            for group, rate in zip(self.optimizer.param_groups, self.rates):
                 group["lr"] = float(rate)
-        torch._foreach_copy_(before, params)
         self.optimizer.step()
-        torch._foreach_sub_(before, params)  # the change, its sign apart
-        gaps = torch._foreach_sub(params, target)
-        moves = torch._foreach_mul(gaps, outputs[TAU])
-        torch._foreach_add_(target, moves)
-        torch._foreach_sub_(gaps, moves)
-        norms = (torch.stack(torch._foreach_norm(x)) for x in (before, params, gaps))
-        squares = torch.stack(list(norms), 1) ** 2  # [tensors, 3]
-        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        sums = torch.stack([part.sum(0) for part in squares.split(sizes)])
+        changes, gaps = self._follow(before, params, target)
+        norms = torch.stack(torch._foreach_norm([*changes, *params, *gaps]))
         self.optimizer.zero_grad(set_to_none=True)
+        return dict(self._figures(norms, norm, factor))
+
+    @torch.no_grad()
+    def _scale_body(self, norms: Any, count: Any, grads: Any, params: Any, before: Any) -> Any:
+        """Gradients clipped, weights kept, rates set -> norm of the gradient, factor of the rates."""
+        cfg, outputs = self.cfg.learn, self.s["bus.outputs"]
+        norm = torch.linalg.vector_norm(norms)
+        torch._foreach_mul_(grads, torch.clamp(cfg.grad_clip / (norm + 1e-6), max=1.0))  # as clip_grad_norm_ does
+        torch._foreach_copy_(before, params)
+        factor = (1 - count / cfg.lr_decay_steps).clamp(min=0) if cfg.lr_decay_steps else outputs[0] * 0 + 1
+        for i, rate in enumerate(self.rates):
+            rate.copy_(outputs[LR0 + i] * factor)
+        return norm, factor
+
+    @torch.no_grad()
+    def _follow_body(self, before: Any, params: Any, target: Any) -> Any:
+        """The target goes after the new weights -> each tensor's change (its sign apart) and distance to its target."""
+        changes = torch._foreach_sub(before, params)
+        gaps = torch._foreach_sub(params, target)
+        moves = torch._foreach_mul(gaps, self.s["bus.outputs"][TAU])
+        torch._foreach_add_(target, moves)
+        return changes, torch._foreach_sub(gaps, moves)
+
+    @torch.no_grad()
+    def _figures_body(self, norms: Any, norm: Any, factor: Any) -> Any:
+        """norms [3 tensors]: of changes, weights and gaps."""
+        squares = norms.reshape(3, -1) ** 2
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        sums = torch.stack([part.sum(1) for part in squares.split(sizes, 1)])  # [5, 3]
         return step.optimiser_figures(xp, sums, norm, factor)
 
     @torch.no_grad()
@@ -214,12 +243,11 @@ class TorchPeer:
 
     # -- what the contest asks --
     def losses(self, slots: np.ndarray, index: np.ndarray) -> dict[str, float]:
-        """Figures of the losses on one given batch, by bus name, eagerly; nothing changes."""
+        """Figures of the losses on one given batch, by bus name, by the functions that the steps are made of; nothing
+        changes. Gradients are on, as in a step: off, torch.compile would make others."""
         self.synchronize()
-        at, of = (self._tensor(x) for x in (slots, index))
-        with torch.no_grad():
-            batch = step.prepare(xp, self.cfg, self.s, self.param, self.target, at, of)
-            return {name: float(x) for name, x in step.loss(xp, self.cfg, self.s, self.param, batch)[1].items()}
+        batch = self._prepare(*(self._tensor(x).to(xp.INDEX) for x in (slots, index)))
+        return {name: float(x) for name, x in self._loss(batch)[1].items()}
 
     def step_with(self, draws: tuple[np.ndarray, ...]) -> None:
         """One step, not captured, with given draws in [0, 1): acting [B], episode starts [B], replay [M]."""
@@ -249,6 +277,10 @@ class TorchPeer:
             self.step()
         self.synchronize()
         return time.perf_counter() - started
+
+    def ready(self) -> bool:
+        """Whether every graph exists, so that no capture falls into a timed step."""
+        return not self.captures or {"step", "boundary"} <= self.graphs.keys()
 
     def parameters(self) -> int:
         return sum(p.numel() for p in self.param.values())
