@@ -29,7 +29,7 @@ STEPS = 10_000
 SETTLED = 500  # steps after which nothing new may be taken: every region was captured, every rollout length was seen
 HOST_SLACK = 4 << 20  # bytes; what the host's allocator rounds to
 PATIENCE_S = 300
-RACES_PATIENCE_S = 90
+RACES_PATIENCE_S = 45
 
 
 def recipe_of(sizes):
