@@ -72,10 +72,11 @@ def checked(args: argparse.Namespace) -> list[str]:
     """The peers to run. Raises UsageError for what can't work, before any process is started."""
     for profile in args.profile or ["seed"]:
         load_config(profile)
+    peers = chosen_peers(args.peer, args.device)
     reason = why_unavailable() if args.device == "cuda" else None
     if reason is not None:
         raise UsageError(f"--device cuda: {reason}")
-    return chosen_peers(args.peer, args.device)
+    return peers
 
 
 def main(argv: list[str] | None = None) -> int:
