@@ -192,3 +192,16 @@ def test_a_weight_that_is_off_is_noticed(peer, foxhunt, tensor):
     figures = peer.run.losses(foxhunt.drawn.slots, foxhunt.drawn.index)
     off = [n for n in AGREED if abs(figures[n] / foxhunt.after["isv"][SLOTS[n]] - 1) > TOLERANCE]
     assert off
+
+
+@pytest.mark.skipif(NO_TORCH, reason="torch is not installed")
+def test_products_can_be_left_to_cublas_while_the_rest_is_tuned(foxhunt, monkeypatch):
+    import torch._inductor.config as inductor
+
+    from benchmarks.peers import torch_peer
+
+    modes = []
+    monkeypatch.setattr(inductor, "max_autotune_gemm_backends", "ATEN,TRITON")
+    monkeypatch.setattr(torch_peer.torch, "compile", lambda body, mode, **_: modes.append(mode) or body)
+    torch_peer.TorchPeer(foxhunt.cfg, foxhunt.before, "cpu", mode=torch_peer.ATEN)
+    assert set(modes) == {"max-autotune-no-cudagraphs"} and inductor.max_autotune_gemm_backends == "ATEN"
