@@ -159,6 +159,8 @@ def test_the_only_race_in_shared_memory_is_the_planted_one():
     watched = [word for name in names for word in ("--kernel-name", f"kernel_substring={name}")]
     code = STEPPED.format(worlds="users,", apart=False, steps=COLLECT + 3, validate=False) + RACE
     _, said = sanitized(code, "--tool", "racecheck", *watched, patience=RACES_PATIENCE_S)
+    if "Internal Sanitizer Error" in said:  # seen on an H200: in a kernel of the first step that memcheck finds clean
+        pytest.skip("racecheck itself broke down: " + said[said.index("Internal Sanitizer Error") :].splitlines()[0])
     assert "learnt True" in said and "RACECHECK SUMMARY" in said, said[-3000:]
     accesses = [line for line in said.splitlines() if " access at " in line]  # two lines a race: kernel, source line
     assert [line for line in accesses if "raced" not in line] == []
