@@ -67,6 +67,8 @@ def test_a_run_says_what_it_takes():
     with structlog.testing.capture_logs() as lines:
         recipe = study._build(device, cfg, market, fold)
     (line,) = lines
+    whole = recipe.store.nbytes() + recipe.validator.store.nbytes()
+    assert sum(recipe.arenas().values()) == whole, "names that training and validation share count twice"
     largest, size = next(iter(recipe.arenas().items()))
     assert line["event"] == "memory" and line["arenas"].startswith(f"{largest} {size / 2**20:,.0f} MiB")
     assert line["arrays"] == "5 MiB" and recipe.metrics()["device_arrays_mib"] == 5

@@ -154,8 +154,11 @@ class AlphaRL:
 
     def arenas(self) -> dict[str, int]:
         """Bytes of each arena of training and validation, largest first."""
-        stores = [self.store, *([self.validator.store] if self.validator else [])]
-        return by_arena({name: array.nbytes for store in stores for name, array in store.arrays.items()})
+        sizes: dict[str, int] = {}
+        for store in (self.store, *([self.validator.store] if self.validator else [])):
+            for name, array in store.arrays.items():  # both have some of the same names
+                sizes[name] = sizes.get(name, 0) + array.nbytes
+        return by_arena(sizes)
 
     def went_bad(self, lag: int = 0) -> bool:
         """Whether a gradient was not finite up to the newest step, or with `lag` 1 up to the one before."""
