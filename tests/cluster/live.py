@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.layout import CLAIM, CPU_POOL, GPU_POOL, NAMESPACE, Facts
+from tests.cluster.layout import CLAIM, CPU_POOL, GPU_POOL, NAMESPACE, Facts, NodeSpec, node_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = "alpha-rl-runs"
@@ -213,6 +213,12 @@ def fold_of(pod: dict[str, Any]) -> int:
     words = next(c for c in pod["spec"]["containers"] if c["name"] == "main")
     argv = [*words.get("command", []), *words.get("args", [])]
     return int(argv[argv.index("--fold") + 1])
+
+
+def main_task(pod: dict[str, Any], name: str = "main") -> tuple[NodeSpec, str]:
+    """(node, container ID) of a pod's container."""
+    status = next(c for c in pod["status"]["containerStatuses"] if c["name"] == name)
+    return node_spec(pod["spec"]["nodeName"]), status["containerID"].removeprefix("containerd://")
 
 
 def json_lines(lines: list[str]) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.cluster import node
-from tests.cluster.layout import Facts, NodeSpec, node_spec
-from tests.cluster.live import Live, eventually
+from tests.cluster.layout import Facts, node_spec
+from tests.cluster.live import Live, eventually, main_task
 from tests.cluster.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cluster
@@ -87,12 +87,6 @@ def hold(live: Live, workflow: str, fold: int, beyond: int = BEYOND) -> Held:
     eventually(f"fold {fold} is beyond step {beyond}", lambda: live.step(workflow, fold, name) > beyond, 60)
     os.kill(pid, signal.SIGSTOP)
     return Held(pod, pid, live.step(workflow, fold, name))
-
-
-def main_task(pod: dict[str, Any]) -> tuple[NodeSpec, str]:
-    """(node, container ID) of a pod's main container."""
-    status = next(c for c in pod["status"]["containerStatuses"] if c["name"] == "main")
-    return node_spec(pod["spec"]["nodeName"]), status["containerID"].removeprefix("containerd://")
 
 
 def trainer_pid(pod: dict[str, Any]) -> int:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from tests.cluster import node as machine
 from tests.cluster.argo import argo
+from tests.cluster.builds import program
 from tests.cluster.images import branch
 from tests.cluster.layout import BUCKET, GPU_POOL, NAMESPACE, Facts
-from tests.cluster.live import N_STEPS, SIZES, Live
+from tests.cluster.live import N_STEPS, SIZES, Live, eventually, main_task
 from tests.cluster.s3 import s3_client
 from tests.cluster.undisturbed import Undisturbed
 
@@ -43,6 +50,48 @@ def test_what_the_argo_page_shows(own: Own, undisturbed: Undisturbed) -> None:
     key = next(a["s3"]["key"] for a in report["outputs"]["artifacts"] if a["name"] == "report")
     page = s3_client(facts).get_object(Bucket=BUCKET, Key=key)["Body"].read().decode()
     assert page.lstrip().startswith("<!doctype html") and "<script" not in page
+
+
+@contextmanager
+def argo_server(live: Live) -> Iterator[str]:
+    """Argo's own server, in the network of its controller's pod so that it listens there and nowhere else: its URL."""
+    (pod,) = live.get("pods", "-l", "app=workflow-controller")["items"]
+    spec, container = main_task(pod, "workflow-controller")
+    tasks = [line.split() for line in machine.ctr(spec, "tasks", "ls").splitlines()]
+    pid = next(words[1] for words in tasks if words[0] == container)
+    flags = ("--auth-mode=server", "--namespaced", "--secure=false", "-n", NAMESPACE)
+    words = ["nsenter", f"--net=/proc/{pid}/ns/net", str(program("argo")), "server", *flags]
+    env = {**os.environ, "KUBECONFIG": str(live.kubeconfig)}
+    process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://{pod['status']['podIP']}:2746"
+    try:
+        eventually("Argo's server answers", lambda: answers(f"{url}/api/v1/version"), 60)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_argos_server_shows_the_report(own: Own, undisturbed: Undisturbed) -> None:
+    """As the artifact of its node, under the rules that it gives to a browser: no script, nothing from elsewhere."""
+    live, _ = own
+    (report,) = live.nodes(undisturbed.name, "report")
+    with argo_server(live) as url:
+        path = f"artifact-files/{NAMESPACE}/workflows/{undisturbed.name}/{report['id']}/outputs/report"
+        with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
+            kind, rules, page = answer.headers["Content-Type"], answer.headers["Content-Security-Policy"], answer.read()
+    assert kind.startswith("text/html") and page.decode() == live.read(undisturbed.run_id, "report.html")
+    assert "default-src 'none'" in rules and "style-src 'self' 'unsafe-inline'" in rules
+    text = page.decode()
+    assert "<script" not in text and "src=" not in text and "<link" not in text and "@import" not in text
 
 
 def test_pods_keep_the_restricted_rules(own: Own, undisturbed: Undisturbed) -> None:
