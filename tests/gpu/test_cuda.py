@@ -10,6 +10,7 @@ from kernels.isv import GROUPS, SIZE, SLOTS
 from kernels.spec import Arg, Kernel
 from tests.gpu.marks import NEEDS_GPU
 from tests.kernels.cases import CASES, RUNS
+from tests.kernels.limits import check
 from trainer.device.base import NumpyDevice, open_device
 from trainer.device.cuda import CudaDevice
 from trainer.device.fields import Field, allocate
@@ -19,18 +20,6 @@ from trainer.errors import UsageError
 pytestmark = NEEDS_GPU
 
 STEPS = 23
-EPSILON = float(np.finfo(np.float32).eps)
-FLOOR = 4  # units in the last place of an array's largest value: what NumPy's own error may happen to be far below
-# Kernels that may leave float64 by their own tolerance (kernels/NAME.py) where it is more than that, and why.
-SILU = "SiLU by __expf and a fast division, off by up to 1e-6 of its value (mamba2.cuh)"
-LOOSER = {
-    "mamba2_last": SILU,
-    "mamba2_last_bwd": SILU,
-    "mamba2_mixer": SILU,
-    "mamba2_mixer_bwd": SILU,
-    "per_mass": "a logarithm, an exponential, then rounded to an integer: one unit more or less",
-    "per_sample": "powf, which CUDA gives to 4 units in the last place, over the largest of all",
-}
 
 
 @pytest.fixture(scope="module")
@@ -59,43 +48,12 @@ def run(device, case, values):
     return {arg.name: device.to_host(arrays[i]) for i, arg in case.written()}
 
 
-def limits(kernel, arg, single, double):
-    """How far from float64 each value may be: twice as far as NumPy's float32 at most, or FLOOR units in the last place
-    of the array's largest value if the kernel's tolerance allows them (on the bus, whose slots have nothing in common,
-    of each value itself); for a kernel in LOOSER all that its tolerance allows."""
-    own, size = np.abs(single - double).max(initial=0), np.abs(double)
-    atol, rtol, _ = kernel.tolerance
-    stated = atol + rtol * size
-    units = FLOOR * EPSILON * (size if arg.name == "isv" else size.max(initial=0))
-    return np.maximum(2 * own, stated if kernel.name in LOOSER else np.minimum(units, stated))
-
-
-def check(case, got, single, double):
-    """What a kernel wrote against its reference in both precisions: integers equal, the rest within its limits."""
-    for i, arg in case.written():
-        ours, want = got[arg.name], double[i].astype(np.float64)
-        if case.exact(arg):
-            np.testing.assert_array_equal(ours, double[i], err_msg=arg.name)
-            continue
-        assert np.isfinite(ours).all(), f"{arg.name}: not written, or not finite"
-        limit = limits(case.kernel, arg, single[i].astype(np.float64), want)
-        beyond = np.abs(ours - want) - limit
-        at = np.unravel_index(beyond.argmax(), beyond.shape)
-        assert beyond[at] <= 0, (
-            f"{arg.name}{[int(k) for k in at]}: {ours[at]}, not {want[at]}, is off by more than {limit[at]:.2e}; "
-            f"float32 NumPy is off by {np.abs(single[i] - want).max():.2e} at most"
-        )
-
-
 def compare(device, case, size):
     """A kernel in float32 on the GPU against its float64 reference; a second launch gives the same bits."""
     values = case.values(size)
     got, again = run(device, case, values), run(device, case, values)
     assert [name for name in got if got[name].tobytes() != again[name].tobytes()] == [], "two launches differ"
-    single, double = case.typed(values, np.float32), case.typed(values, np.float64)
-    for reference in (single, double):
-        case.kernel.reference(*reference)
-    check(case, got, single, double)
+    check(case, got, values)
 
 
 def skip_untranslated(kernel):
@@ -107,11 +65,6 @@ def skip_untranslated(kernel):
 def test_kernel_equals_its_reference(device, case, size):
     skip_untranslated(case.kernel)
     compare(device, case, size)
-
-
-def test_kernels_with_looser_limits_are_few_and_there():
-    assert LOOSER.keys() <= {case.kernel.name for case in CASES}
-    assert len(LOOSER) <= 6, "a new one needs its reason here, and the figure that shows it"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
