@@ -168,6 +168,12 @@ def wait_for_controller() -> None:
     kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{CONTROLLER}", "--timeout=90s")
 
 
+def wait_for_claim() -> None:
+    """A machine at work may bind it seconds after the first pod could want it."""
+    bound = "--for=jsonpath={.status.phase}=Bound"
+    kubectl("-n", NAMESPACE, "wait", f"persistentvolumeclaim/{CLAIM_NAME}", bound, "--timeout=60s")
+
+
 def install_templates(facts: Facts) -> None:
     """The project's own WorkflowTemplates, with this machine's values as defaults, as an installation's values do."""
     from workflows.render import rendered_templates

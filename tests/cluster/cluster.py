@@ -116,6 +116,7 @@ def _start(image: str, archives: dict[str, Path]) -> Facts:
             node.finish_node(spec)
     with _step("Argo's controller"):
         argo.wait_for_controller()
+        argo.wait_for_claim()
     host.note("ready", seconds=round(time.monotonic() - started, 1))
     return facts
 

@@ -278,6 +278,19 @@ def mounts_below(*folders: Path) -> list[str]:
     return sorted(inside, key=len, reverse=True)
 
 
+def _remove(path: Path, seconds: float = 30) -> None:
+    """A file or a folder, also while what a killed `up` left behind (a copy of images, say) still writes into it."""
+    give_up = time.monotonic() + seconds
+    while True:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > give_up:
+                raise
+        time.sleep(0.1)
+
+
 def undo() -> list[str]:
     """Takes back everything in the journal and removes the run folder; returns what it had to clean."""
     if not RUN.exists():
@@ -311,7 +324,7 @@ def undo() -> list[str]:
             pass
     for path in RUN.iterdir():
         if path != JOURNAL:  # last, or a crash in here would forget the rest
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
     JOURNAL.unlink(missing_ok=True)
     RUN.rmdir()
     return [*done, f"folder {RUN}"]

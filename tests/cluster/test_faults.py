@@ -112,51 +112,73 @@ def assert_as_undisturbed(live: Live, run_id: str, name: str, undisturbed: Undis
     assert {fold: live.done(run_id, fold) for fold in range(3)} == undisturbed.folds
 
 
-def test_deleted_pod_loses_no_step(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+@dataclass(frozen=True)
+class Hurt:
+    """A study of which each fold suffered another fault, to its end: by fold, what was held and what its pods did."""
+
+    run: str
+    phase: str
+    held: dict[int, Held]
+    again_s: dict[int, float]  # seconds from the fault to training again, where that was waited for
+
+
+@pytest.fixture(scope="module")
+def pods_lost(own: Own) -> Hurt:
+    """Fold 0: its pod is deleted. Fold 1: its trainer is killed. Fold 2: its container's first process is killed."""
     live, _ = own
-    name = live.submit("pod-deleted")
-    held = hold(live, name, 1)
-    live.kubectl("delete", "pod", held.name, "--wait=false")
-    held.go_on()
-    again = time.monotonic()
-    live.running_pod(name, 1, after=frozenset({held.uid}))
-    measured("deleted pod: seconds to training again", time.monotonic() - again)
-    assert_as_undisturbed(live, "pod-deleted", name, undisturbed)
-    lines = live.attempts("pod-deleted", 1)
-    assert [line["why"] for line in lines if line["event"] == "end"] == ["interrupted", "done"]
+    run = "pods-lost"
+    name = live.submit(run)
+    live.keep(name)
+    held = {fold: hold(live, name, fold) for fold in range(3)}
+    live.kubectl("delete", "pod", held[0].name, "--wait=false")
+    held[0].go_on()
+    os.kill(held[1].pid, signal.SIGKILL)
+    kill_main(held[2].pod)
+    hurt, again_s = time.monotonic(), {}
+    for fold, was in held.items():
+        live.running_pod(name, fold, after=frozenset({was.uid}))
+        again_s[fold] = time.monotonic() - hurt
+    return Hurt(run, live.wait(name), held, again_s)
+
+
+def assert_fold_as_undisturbed(live: Live, hurt: Hurt, fold: int, undisturbed: Undisturbed) -> None:
+    assert hurt.phase == "Succeeded"
+    assert live.done(hurt.run, fold) == undisturbed.folds[fold]
+
+
+def test_deleted_pod_loses_no_step(own: Own, pods_lost: Hurt, undisturbed: Undisturbed, measured: Any) -> None:
+    live, _ = own
+    assert_fold_as_undisturbed(live, pods_lost, 0, undisturbed)
+    lines = live.attempts(pods_lost.run, 0)
+    measured("deleted pod: seconds to training again", pods_lost.again_s[0])
     measured("deleted pod: steps lost", lost_steps(lines))
+    assert [line["why"] for line in lines if line["event"] == "end"] == ["interrupted", "done"]
     assert lost_steps(lines) == 0
     assert [line for line in lines if line["event"] == "start"][1]["resumed_step"] > 0
 
 
-def test_killed_trainer_goes_on_from_its_checkpoint(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+def test_killed_trainer_goes_on_from_its_checkpoint(
+    own: Own, pods_lost: Hurt, undisturbed: Undisturbed, measured: Any
+) -> None:
     """kill -9 of the trainer; the container's first process lives on and reports 137."""
     live, _ = own
-    name = live.submit("trainer-killed")
-    held = hold(live, name, 0)
-    os.kill(held.pid, signal.SIGKILL)
-    again = time.monotonic()
-    live.running_pod(name, 0, after=frozenset({held.uid}))
-    measured("killed trainer: seconds to training again", time.monotonic() - again)
-    assert_as_undisturbed(live, "trainer-killed", name, undisturbed)
-    lines = live.attempts("trainer-killed", 0)
-    measured("killed trainer: steps lost", lost_steps(lines, held.step))
+    assert_fold_as_undisturbed(live, pods_lost, 1, undisturbed)
+    lines = live.attempts(pods_lost.run, 1)
+    measured("killed trainer: seconds to training again", pods_lost.again_s[1])
+    measured("killed trainer: steps lost", lost_steps(lines, pods_lost.held[1].step))
     first, second = [line for line in lines if line["event"] == "start"]
     assert first["resumed_step"] == 0
     assert second["resumed_step"] >= CHECKPOINT_EVERY and second["resumed_step"] % CHECKPOINT_EVERY == 0
 
 
-def test_dead_first_process_is_cleared_away_by_argo(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+def test_dead_first_process_is_cleared_away_by_argo(
+    own: Own, pods_lost: Hurt, undisturbed: Undisturbed, measured: Any
+) -> None:
     """Argo's controller ends what is left of the pod by a command inside it."""
     live, _ = own
-    name = live.submit("pid-one")
-    held = hold(live, name, 2)
-    kill_main(held.pod)
-    again = time.monotonic()
-    live.running_pod(name, 2, after=frozenset({held.uid}))
-    measured("dead first process: seconds to training again", time.monotonic() - again)
-    assert_as_undisturbed(live, "pid-one", name, undisturbed)
-    measured("dead first process: steps lost", lost_steps(live.attempts("pid-one", 2), held.step))
+    assert_fold_as_undisturbed(live, pods_lost, 2, undisturbed)
+    measured("dead first process: seconds to training again", pods_lost.again_s[2])
+    measured("dead first process: steps lost", lost_steps(live.attempts(pods_lost.run, 2), pods_lost.held[2].step))
 
 
 @contextmanager
@@ -206,37 +228,47 @@ def kill_main(pod: dict[str, Any]) -> None:
     os.kill(next(int(words[1]) for words in listed if words[0] == container), signal.SIGKILL)
 
 
-def test_memory_guard_saves_and_the_retry_gets_more(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
+@pytest.fixture(scope="module")
+def memory_used_up(own: Own) -> Hurt:
+    """Fold 0: the guard acts. Fold 1: the kernel does, before it can: something in the pod eats the rest at once."""
     live, _ = own
-    name = live.submit("little-memory", "-p", f"memory-mi={MEMORY}")
-    live.kubectl("exec", hold(live, name, 0).name, "-c", "main", "--", "python", "-c", _FILL, check=False)
-    assert_as_undisturbed(live, "little-memory", name, undisturbed)
-    lines = live.attempts("little-memory", 0)
-    ends = [line for line in lines if line["event"] == "end"]
-    assert [line["exit_code"] for line in ends] == [77, 0]
+    run = "little-memory"
+    name = live.submit(run, "-p", f"memory-mi={MEMORY}")
+    live.keep(name)
+    held = {fold: hold(live, name, fold) for fold in (0, 1)}
+    for fold, deed in ((0, _FILL), (1, _EAT)):
+        live.kubectl("exec", held[fold].name, "-c", "main", "--", "python", "-c", deed, check=False)
+    return Hurt(run, live.wait(name), held, {})
+
+
+def test_memory_guard_saves_and_the_retry_gets_more(
+    own: Own, memory_used_up: Hurt, undisturbed: Undisturbed, measured: Any
+) -> None:
+    live, _ = own
+    assert_fold_as_undisturbed(live, memory_used_up, 0, undisturbed)
+    lines = live.attempts(memory_used_up.run, 0)
     measured("memory used up: steps lost", lost_steps(lines))
+    assert [line["exit_code"] for line in lines if line["event"] == "end"] == [77, 0]
     assert lost_steps(lines) == 0
+    assert_grown(lines)
+
+
+def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(
+    own: Own, memory_used_up: Hurt, undisturbed: Undisturbed, measured: Any
+) -> None:
+    live, _ = own
+    assert_fold_as_undisturbed(live, memory_used_up, 1, undisturbed)
+    lines = live.attempts(memory_used_up.run, 1)
+    first = next(line for line in lines if line["event"] == "end")
+    measured("eaten memory: exit code of the attempt", float(first["exit_code"] or 0))
+    measured("eaten memory: steps lost", lost_steps(lines, memory_used_up.held[1].step))
+    assert first["why"] == "out of memory"
     assert_grown(lines)
 
 
 def assert_grown(lines: list[dict[str, Any]]) -> None:
     limits = [line["memory_limit"] for line in lines if line["event"] == "start"]
     assert limits == [MEMORY << 20, 2 * MEMORY << 20]
-
-
-def test_oom_kill_is_told_from_a_crash_and_gets_more_memory(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
-    """The kernel kills the trainer before its guard can act: something in the pod eats the rest at once."""
-    live, _ = own
-    name = live.submit("oom-killed", "-p", f"memory-mi={MEMORY}")
-    held = hold(live, name, 1)
-    live.kubectl("exec", held.name, "-c", "main", "--", "python", "-c", _EAT, check=False)
-    assert_as_undisturbed(live, "oom-killed", name, undisturbed)
-    lines = live.attempts("oom-killed", 1)
-    first = next(line for line in lines if line["event"] == "end")
-    measured("eaten memory: exit code of the attempt", float(first["exit_code"] or 0))
-    measured("eaten memory: steps lost", lost_steps(lines, held.step))
-    assert first["why"] == "out of memory"
-    assert_grown(lines)
 
 
 def test_lost_node_moves_its_folds(own: Own, undisturbed: Undisturbed, measured: Any) -> None:
