@@ -21,8 +21,10 @@ from trainer.device.launches import variants
 from trainer.device.source import kernel_source
 
 KERNELS = exported()
-MOST = 300  # rows: larger cases show what a grid is too small for, which takes a GPU
+MOST = 300  # rows: larger cases have more rows than a grid has threads, which one block shows as well
 SMALL = [(case, size) for case, size in RUNS if size <= MOST]
+TRANSLATED = [case for case in CASES if case.kernel.source.exists()]
+LOOPING = [case for case in TRANSLATED if re.search(r"FOR_EACH\(|gridDim", case.kernel.source.read_text())]
 WRONG = why_not()
 
 needs_emulator = pytest.mark.skipif(bool(WRONG), reason=WRONG)
@@ -33,6 +35,10 @@ def emulator(request, tmp_path_factory):
     """Objects stay in pytest's cache, where workers and later runs find them."""
     cache = getattr(request.config, "cache", None)
     return Emulator(cache.mkdir("emulator") if cache else tmp_path_factory.mktemp("emulator"))
+
+
+def largest(case):
+    return max(size for size in case.sizes if size <= MOST)
 
 
 def options(case, arrays):
@@ -48,11 +54,16 @@ def launched(emulator, case, values, functions, program=None, backwards=False, w
     return {arg.name: after[i] for i, arg in case.written()}
 
 
-def compare(emulator, case, size, program=None):
-    """All variants of a kernel at one size: right, whatever the order of its threads, and without races."""
+def compare(emulator, case, size, program=None, narrow=False):
+    """All variants of a kernel at one size: right, whatever the order of its threads, and without races.
+
+    narrow: with grids one block wide, whatever the launch plan says.
+    """
     values = case.values(size)
     program = program or emulator.program(case.kernel)
     for functions in options(case, case.typed(values, np.float32)):
+        if narrow:
+            functions = [(entry, (1, *grid[1:]), block, shared) for entry, grid, block, shared in functions]
         got = launched(emulator, case, values, functions, program)
         again = launched(emulator, case, values, functions, program, backwards=True, watch=True)
         assert not (races := program.races()), "\n".join(races)
@@ -63,9 +74,15 @@ def compare(emulator, case, size, program=None):
 @needs_emulator
 @pytest.mark.parametrize("case, size", SMALL, ids=[f"{case.id}-{size}" for case, size in SMALL])
 def test_emulated_kernel_equals_its_reference(emulator, case, size):
-    if not case.kernel.source.exists():
+    if case not in TRANSLATED:
         pytest.skip(f"{case.kernel.name}: no CUDA source yet")
     compare(emulator, case, size)
+
+
+@needs_emulator
+@pytest.mark.parametrize("case", LOOPING, ids=lambda case: case.id)
+def test_kernels_that_loop_over_the_grid_need_no_more_than_a_block(emulator, case):
+    compare(emulator, case, largest(case), narrow=True)
 
 
 def test_every_kernel_is_emulated_at_some_size():
@@ -104,8 +121,7 @@ def edited(kernel, old, new, which=0):
 
 def last_small(name, label=""):
     """The kernel's case at its largest small size."""
-    case = next(case for case in CASES if case.kernel.name == name and label in case.label)
-    return case, max(size for size in case.sizes if size <= MOST)
+    return next((case, largest(case)) for case in CASES if case.kernel.name == name and label in case.label)
 
 
 @needs_emulator
