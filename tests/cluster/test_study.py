@@ -68,8 +68,8 @@ def argo_server(live: Live) -> Iterator[str]:
         eventually("Argo's server answers", lambda: answers(f"{url}/api/v1/version"), 60)
         yield url
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()  # it takes its time to leave otherwise, and holds nothing
+        process.wait()
 
 
 def answers(url: str) -> bool:
