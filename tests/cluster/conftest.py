@@ -27,6 +27,9 @@ def live() -> Iterator[Live]:
         facts = cluster.up()
     except host.Skip as reason:
         pytest.skip(str(reason))
+    except host.ClusterError as error:
+        host.skip_if_optional(error)
+        raise
     there = Live(ADMIN, str(builds.program("kubectl")), facts)
     try:
         yield there

@@ -30,6 +30,9 @@ def built() -> None:
         cluster.prepare()
     except host.Skip as reason:
         pytest.skip(str(reason))
+    except host.ClusterError as error:
+        host.skip_if_optional(error)
+        raise
 
 
 @pytest.fixture
@@ -39,13 +42,25 @@ def halfway(built: None) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(UP, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     started = {"etcd", "kube-apiserver", "containerd-gpu-a"}
     try:
-        eventually("half of it has started", lambda: started <= {e["name"] for e in host.journal("process")}, 120)
+        eventually("half of it has started", lambda: ended(process) or started <= started_by_now(), 120)
+        if process.returncode is not None:
+            said = process.communicate()[0]
+            host.skip_if_optional(said)
+            raise AssertionError(said)
         yield process
         assert settings() == before
     finally:
         process.kill()
         process.wait()
         cluster.down()
+
+
+def ended(process: subprocess.Popen[str]) -> bool:
+    return process.poll() is not None
+
+
+def started_by_now() -> set[str]:
+    return {entry["name"] for entry in host.journal("process")}
 
 
 def settings() -> dict[str, str]:
