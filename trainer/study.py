@@ -235,12 +235,11 @@ def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold, judge: 
 
 def _later(cfg: StudyConfig, market: Market, fold: Fold, judge: bool) -> dict[str, int]:
     """Bytes by name of what is allocated after the arrays of the training steps."""
-    from trainer.learn.evaluator import pass_memory, segment_lanes, session_lanes
-    from trainer.recipes.alpha_rl import VALIDATION_ROWS
+    from trainer.learn.evaluator import pass_memory
+    from trainer.recipes.alpha_rl import validation_lanes
     from trainer.results.evaluate import judgement_memory
 
-    lanes = session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
-    found = pass_memory(cfg, market.n_features, segment_lanes(lanes, VALIDATION_ROWS), "validation")
+    found = pass_memory(cfg, market.n_features, validation_lanes(cfg, market, fold), "validation")
     return found | (judgement_memory(cfg, market, fold) if judge else {})
 
 

@@ -299,16 +299,21 @@ def refuse_absent_claim(kube: Kube, name: str) -> None:
     except ClusterError as error:
         if error.status != 404:
             return
-    try:
-        found = kube.call(kube.core.list_namespaced_persistent_volume_claim, kube.namespace).items
-    except ClusterError:
-        found = []
-    there = sorted(one.metadata.name for one in found)
+    there = claims_there(kube)
     raise UsageError(
         f"parameter claim {name}: no such claim in namespace {kube.namespace}{nearest(name, there)}\n"
         f"claims there: {', '.join(there) or 'none'}; name one with --parameter claim=NAME, "
         f"or see how to make it: {kube.preflight()}"
     )
+
+
+def claims_there(kube: Kube) -> list[str]:
+    """Names of the namespace's claims, [] where they may not be listed."""
+    try:
+        found = kube.call(kube.core.list_namespaced_persistent_volume_claim, kube.namespace).items
+    except ClusterError:
+        return []
+    return sorted(claim.metadata.name for claim in found)
 
 
 def refuse_run_in_use(kube: Kube, run_id: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from workflows.argo import POOLS
+from workflows.argo import POOLS, claims_there
 from workflows.errors import nearest
 from workflows.findings import Finding, Scope, State, Unreadable, readable
 from workflows.install_checks import fill
@@ -252,7 +252,7 @@ def claim(scope: Scope) -> Iterator[Finding]:
     found = readable(lambda: kube.call(read, name, kube.namespace))
     if found is None:
         make = kube.kubectl(f"-n {kube.namespace} create -f - <<< '{json.dumps(claim_object(name))}'")
-        there = _claims(scope)
+        there = claims_there(kube)
         others = f" (there: {', '.join(there)})" if there else ""
         todo = f"{make}, or name another with --parameter claim=NAME{others}"
         yield Finding("claim", State.failed, f"no claim {name}{nearest(name, there)}", todo)
@@ -270,16 +270,6 @@ def claim(scope: Scope) -> Iterator[Finding]:
         return
     size = (found.status.capacity or {}).get("storage", "?")
     yield Finding("claim", State.ok, f"{name}: bound, {', '.join(modes)}, {size}")
-
-
-def _claims(scope: Scope) -> list[str]:
-    """Names of those that are there, [] where they may not be listed."""
-    kube = scope.kube
-    try:
-        found = kube.call(kube.core.list_namespaced_persistent_volume_claim, kube.namespace).items
-    except ClusterError:
-        return []
-    return sorted(claim.metadata.name for claim in found)
 
 
 def claim_object(name: str) -> dict[str, Any]:

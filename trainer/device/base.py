@@ -108,12 +108,10 @@ class Device:
 
     name = "abstract"
     recorder: Any = None
-    shared_limit: int | None = (
-        None  # bytes of shared memory that a block of a kernel may ask for, where there are blocks
-    )
-    expected: Mapping[str, int] | None = (
-        None  # bytes by name of what comes later: the next allocation leaves room for it
-    )
+    # Bytes of shared memory that a block of a kernel may ask for, where there are blocks.
+    shared_limit: int | None = None
+    # Bytes by name of what comes later: the next allocation leaves room for it.
+    expected: Mapping[str, int] | None = None
     compiled: int = 0  # functions loaded so far, and the seconds that compiling them or reading the cache took
     compile_seconds: float = 0.0
 

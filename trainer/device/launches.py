@@ -59,11 +59,12 @@ def phases(kernel: Kernel, sizes: Mapping[str, int], scalars: Mapping[str, Any],
     found = fitting(options, limit)
     if found is None:
         assert limit is not None
-        raise too_large(kernel.name, min(map(largest, options)), limit)
+        raise too_large(kernel.name, options, limit)
     return found
 
 
-def too_large(kernel: str, asked: int, limit: int) -> UsageError:
+def too_large(kernel: str, options: list[Functions], limit: int) -> UsageError:
+    asked = min(map(largest, options))
     return UsageError(
         f"kernel {kernel}: these sizes need {asked / 1024:.1f} KiB of shared memory a block, and this GPU has "
         f"{limit / 1024:.0f}\ntake a smaller net.window, net.d_state, net.headdim or net.d_model, or another card"
@@ -92,16 +93,15 @@ class DryDevice(NumpyDevice):
     def launch(self, kernel: Kernel, *values: Any) -> None:
         sizes = kernel.bind(values)
         scalars = {arg.name: value for arg, value in zip(kernel.args, values) if arg.role == "scalar"}
-        for functions in variants(kernel, sizes, scalars):
+        options = variants(kernel, sizes, scalars)
+        for functions in options:
             fits = fitting([functions], self.limit) is not None
             for function in functions:
                 self._note(kernel.name, "launched" if fits else "exceeds", *function)
             if fits:
                 return
-        try:
-            phases(kernel, sizes, scalars, self.limit)
-        except UsageError as error:
-            self.refused[kernel.name] = error
+        assert self.limit is not None  # without one, the first fits
+        self.refused[kernel.name] = too_large(kernel.name, options, self.limit)
 
     def _note(self, kernel: str, use: str, entry: str, grid: Grid, block: Grid, shared: int) -> None:
         known = self.launches.get((kernel, entry))

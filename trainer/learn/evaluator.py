@@ -43,11 +43,16 @@ def chunk_plan(base: int, rows: int) -> np.ndarray:
     return np.stack([index, index + base], axis=1).astype(np.int32)
 
 
+def extent(lanes: list[tuple[int, int]]) -> tuple[int, int, int]:
+    """(first row of all, rows from there to the last one, steps of the longest lane)."""
+    base = min(first for first, _ in lanes)
+    return base, max(last for _, last in lanes) - base + 1, max(last - first for first, last in lanes)
+
+
 def evaluator_fields(cfg: StudyConfig, net: Network, lanes: list[tuple[int, int]]) -> list[Field]:
     """What a pass over these lanes has of its own; the market's arrays are shared."""
-    first, last = (np.array(x, np.int32) for x in zip(*lanes))
-    base, b = int(first.min()), len(lanes)
-    rows, steps = int(last.max()) - base + 1, int((last - first).max())
+    first, b = np.array([first for first, _ in lanes], np.int32), len(lanes)
+    base, rows, steps = extent(lanes)
     plan = chunk_plan(base, rows)
     return [
         Field("eval.param", (net.layout.size,), kind="scratch"),
@@ -87,8 +92,7 @@ class Evaluator:
         features = market["market.features"]
         self.net = Network(cfg.net, features.shape[1])
         first, last = (np.array(x, np.int32) for x in zip(*lanes))
-        self.base = int(first.min())
-        self.rows, self.steps = int(last.max()) - self.base + 1, int((last - first).max())
+        self.base, self.rows, self.steps = extent(lanes)
         own = allocate(device, evaluator_fields(cfg, self.net, lanes), real)
         shared = {name: array for name, array in market.arrays.items() if name.startswith("market.")}
         self.store = Store([*own.fields.values()], own.arrays | shared)

@@ -42,6 +42,12 @@ VALIDATION_ROWS = 256  # rows of a validation segment
 LEARNT = ("opt.param", "opt.m", "opt.v", "opt.target")  # what must stay finite
 
 
+def validation_lanes(cfg: StudyConfig, market: Any, fold: Fold) -> list[tuple[int, int]]:
+    """Segments (first row, last row) of the validation slice, which are walked side by side."""
+    lanes = evaluator.session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
+    return evaluator.segment_lanes(lanes, VALIDATION_ROWS)
+
+
 class AlphaRL:
     """One fold's training. Everything it is lies in `store`; `step()` is the whole host loop of a step."""
 
@@ -60,8 +66,7 @@ class AlphaRL:
         self.warm_steps = replay.warm_steps(cfg)
         self.boundary = rollout.Boundary(device, s)
         self.steps = 0
-        lanes = evaluator.session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
-        segments = evaluator.segment_lanes(lanes, VALIDATION_ROWS)
+        segments = validation_lanes(cfg, market, fold)
         self.validator = evaluator.Evaluator(device, cfg, s, segments, real) if segments else None
         self.validation = Validation(device, s, self.validator)
         # Two versions: the host reads those of the step before while those of the newest are on their way.
