@@ -23,13 +23,8 @@ def live() -> Iterator[Live]:
         there.end()
         return
     was_up = cluster.is_up()
-    try:
+    with host.or_skip():
         facts = cluster.up()
-    except host.Skip as reason:
-        pytest.skip(str(reason))
-    except host.ClusterError as error:
-        host.skip_if_optional(error)
-        raise
     there = Live(ADMIN, str(builds.program("kubectl")), facts)
     try:
         yield there

@@ -74,6 +74,20 @@ def time_is_up() -> str:
     return f"NOT RUN: the {minutes:g} minutes of FOXHUNT_CLUSTER_MINUTES are used up" if over else ""
 
 
+@contextmanager
+def or_skip() -> Iterator[None]:
+    """A cluster that this machine can't have skips what needs it, with the reason."""
+    import pytest
+
+    try:
+        yield
+    except Skip as reason:
+        pytest.skip(str(reason))
+    except ClusterError as error:
+        skip_if_optional(error)
+        raise
+
+
 def skip_if_optional(error: object) -> None:
     """With FOXHUNT_CLUSTER_OPTIONAL=1, as in a pipeline on machines nobody knows, a cluster that does not start is no
     verdict on the code: the tests skip and say so."""

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,15 @@ class Live:
 
     def foxhunt(self, module: str, *argv: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`python -m workflows.<module> ...` against this cluster."""
-        env = {**os.environ, "KUBECONFIG": str(kubeconfig or self.kubeconfig)}
-        return subprocess.run(_words(module, *argv), capture_output=True, text=True, env=env, cwd=ROOT, timeout=600)
+        return subprocess.run(**self._command(module, argv, kubeconfig), capture_output=True, timeout=600)
 
     def start(self, module: str, *argv: str) -> subprocess.Popen[str]:
         """The same without waiting for its end."""
-        env = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(_words(module, *argv), text=True, env=env, cwd=ROOT, **pipes)
+        return subprocess.Popen(**self._command(module, argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def _command(self, module: str, argv: Sequence[str], kubeconfig: Path | None = None) -> dict[str, Any]:
+        env = {**os.environ, "KUBECONFIG": str(kubeconfig or self.kubeconfig)}
+        return {"args": [sys.executable, "-m", f"workflows.{module}", *argv], "env": env, "cwd": ROOT, "text": True}
 
     def submit(self, run: str, *more: str) -> str:
         """Submits the small study with our own command; returns the workflow's name."""
@@ -180,10 +181,6 @@ class Live:
         for name in self.started:
             self.kubectl("delete", "workflow", name, "--wait=false", "--ignore-not-found", check=False)
         self.started.clear()
-
-
-def _words(module: str, *argv: str) -> list[str]:
-    return [sys.executable, "-m", f"workflows.{module}", *argv]
 
 
 _OF_THE_RUN = ("provenance", "deflated_sharpe", "training")

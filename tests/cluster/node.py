@@ -157,6 +157,12 @@ def ctr(node: NodeSpec, *argv: str | Path) -> str:
     return run("ctr", "--address", node.socket, "--namespace", "k8s.io", *argv)
 
 
+def pid_in(node: NodeSpec, container: str) -> int:
+    """First process of a container, as this machine sees it."""
+    tasks = [line.split() for line in ctr(node, "tasks", "ls").splitlines()]
+    return next(int(words[1]) for words in tasks if words[0] == container)
+
+
 def load(node: NodeSpec, archive: Path) -> None:
     ctr(node, "images", "import", "--all-platforms", archive)
 

@@ -26,13 +26,8 @@ def built() -> None:
         pytest.skip("FOXHUNT_TEST_KUBECONFIG names another cluster")
     if cluster.is_up():
         pytest.skip("a cluster is up and stays so")
-    try:
+    with host.or_skip():
         cluster.prepare()
-    except host.Skip as reason:
-        pytest.skip(str(reason))
-    except host.ClusterError as error:
-        host.skip_if_optional(error)
-        raise
 
 
 @pytest.fixture

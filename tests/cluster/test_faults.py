@@ -224,8 +224,7 @@ def test_dead_first_process_is_cured_by_the_deadline_unattended(own: Own, undist
 def kill_main(pod: dict[str, Any]) -> None:
     """SIGKILL to the main container's first process, from outside its namespace, where it can't be refused."""
     spec, container = main_task(pod)
-    listed = [line.split() for line in node.ctr(spec, "tasks", "ls").splitlines()]
-    os.kill(next(int(words[1]) for words in listed if words[0] == container), signal.SIGKILL)
+    os.kill(node.pid_in(spec, container), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -57,8 +57,7 @@ def argo_server(live: Live) -> Iterator[str]:
     """Argo's own server, in the network of its controller's pod so that it listens there and nowhere else: its URL."""
     (pod,) = live.get("pods", "-l", "app=workflow-controller")["items"]
     spec, container = main_task(pod, "workflow-controller")
-    tasks = [line.split() for line in machine.ctr(spec, "tasks", "ls").splitlines()]
-    pid = next(words[1] for words in tasks if words[0] == container)
+    pid = machine.pid_in(spec, container)
     flags = ("--auth-mode=server", "--namespaced", "--secure=false", "-n", NAMESPACE)
     words = ["nsenter", f"--net=/proc/{pid}/ns/net", str(program("argo")), "server", *flags]
     env = {**os.environ, "KUBECONFIG": str(live.kubeconfig)}
