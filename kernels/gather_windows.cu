@@ -10,16 +10,26 @@ __device__ inline float4 normalise(float4 x, float4 mean, float4 std) {
                        normalise(x.w, mean.w, std.w));
 }
 
+__device__ inline float one(float) { return 1.0f; }
+__device__ inline float4 one(float4) { return make_float4(1.0f, 0.0f, 0.0f, 0.0f); }
+__device__ inline float zero(float) { return 0.0f; }
+__device__ inline float4 zero(float4) { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+
+// K rows of F values to rows of `width`, which lie `stride` apart.
 template <class T>
-__device__ inline void window(const T* from, const T* mean, const T* std, T* to, int n, int F) {
-    for (int first = threadIdx.x; first < n; first += AHEAD * blockDim.x) {
+__device__ inline void window(const T* from, const T* mean, const T* std, T* to, int K, int F, int width, int stride) {
+    for (int first = threadIdx.x; first < K * width; first += AHEAD * blockDim.x) {
         T x[AHEAD];
 #pragma unroll
-        for (int j = 0; j < AHEAD; ++j)
-            if (const int i = first + j * blockDim.x; i < n) x[j] = from[i];
+        for (int j = 0; j < AHEAD; ++j) {
+            const int i = first + j * blockDim.x, k = i / width, c = i % width;
+            if (k < K && c < F) x[j] = from[k * F + c];
+        }
 #pragma unroll
-        for (int j = 0; j < AHEAD; ++j)
-            if (const int i = first + j * blockDim.x; i < n) to[i] = normalise(x[j], mean[i % F], std[i % F]);
+        for (int j = 0; j < AHEAD; ++j) {
+            const int i = first + j * blockDim.x, k = i / width, c = i % width;
+            if (k < K) to[k * stride + c] = c < F ? normalise(x[j], mean[c], std[c]) : c == F ? one(T()) : zero(T());
+        }
     }
 }
 
@@ -29,13 +39,16 @@ extern "C" __global__ void gather_windows(
     const float* __restrict__ mean,       // [F]
     const float* __restrict__ std,        // [F]
     const float* __restrict__ ts_gap,     // [N]
-    float* __restrict__ x,                // [R, K, F]
+    const int first,
+    float* __restrict__ x,                // [R, K, Y]
     float* __restrict__ ts,               // [R]
-    const int R, const int N, const int F, const int K) {
+    const int R, const int N, const int F, const int K, const int Y) {
     const i64 r = blockIdx.x, row = rows[r];
     const float* from = features + (row - K + 1) * F;
-    float* to = x + r * K * F;
-    if (F % 4 == 0) window((const float4*)from, (const float4*)mean, (const float4*)std, (float4*)to, K * F / 4, F / 4);
-    else window(from, mean, std, to, K * F, F);
+    float* to = x + r * K * Y + first;
+    if ((F | first | Y) % 4 == 0)
+        window((const float4*)from, (const float4*)mean, (const float4*)std, (float4*)to, K, F / 4, (Y - first) / 4, Y / 4);
+    else
+        window(from, mean, std, to, K, F, Y - first, Y);
     if (threadIdx.x == 0) ts[r] = ts_gap[row];
 }

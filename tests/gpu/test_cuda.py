@@ -151,7 +151,7 @@ class Toy:
 
     def body(self):
         d, t = self.device, self.store.ns("t")
-        d.launch(gather_windows.KERNEL, t.rows, t.features, t.mean, t.std, t.gap, t.x, t.ts)
+        d.launch(gather_windows.KERNEL, t.rows, t.features, t.mean, t.std, t.gap, 0, t.x, t.ts)
         x = t.x.reshape(t.x.shape[0], -1)
         with d.branch("collect"):
             d.gemm(x, t.target.reshape(-1, 64), t.y2)

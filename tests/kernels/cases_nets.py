@@ -291,13 +291,27 @@ def hidden(b: int, rng: Any) -> dict[str, Any]:
 
 
 @case(gather_windows, edges(4 * 8))
-def windows(r: int, rng: Any, n: int = 500, k: int = 4, f: int = 8) -> dict[str, Any]:
+def windows(r: int, rng: Any, n: int = 500, k: int = 4, f: int = 8, first: int = 0, y: int = 0) -> dict[str, Any]:
     """Features a few standard deviations wide, so that some values are clipped."""
     std = rng.uniform(0.2, 2, f)
     features = rng.normal(0, 1, (n, f)) * std * rng.choice([1, 20], (n, 1), p=[0.9, 0.1])
-    return {"rows": rng.integers(k - 1, n, r), "features": features, "std": std, "K": k}
+    rows = rng.integers(k - 1, n, r)
+    return {"rows": rows, "features": features, "std": std, "K": k, "first": first, "Y": y or first + f}
 
 
 @case(gather_windows, (1, 255), "the widest market")
 def windows_wide(r: int, rng: Any) -> dict[str, Any]:
     return windows(r, rng, n=5000, k=64, f=57)
+
+
+# (K, F, first, Y): the seed profile's, and where the row ends with the 1, or 16 bytes hold parts of two columns.
+for label, (k, f, first, y) in {
+    "behind the seed's mixer": (32, 56, 512, 576),
+    "a 1 at the end": (4, 7, 8, 16),
+    "odd sizes": (3, 5, 3, 11),
+    "odd place": (4, 8, 6, 16),
+}.items():
+
+    @case(gather_windows, FEW, label)
+    def windows_behind(r: int, rng: Any, k: int = k, f: int = f, first: int = first, y: int = y) -> dict[str, Any]:
+        return windows(r, rng, 500, k, f, first, y)

@@ -11,7 +11,7 @@ from kernels.gather_windows import KERNEL
 from trainer.device.base import NumpyDevice
 
 
-def arrays(seed, R, K, F, N=50, real=np.float32):
+def arrays(seed, R, K, F, N=50, real=np.float32, first=0, after=0):
     rng = np.random.default_rng(seed)
     return {
         "rows": rng.integers(K - 1, N, R).astype(np.int32),
@@ -19,7 +19,8 @@ def arrays(seed, R, K, F, N=50, real=np.float32):
         "mean": rng.normal(0, 1, F).astype(np.float32),
         "std": rng.uniform(0.1, 3, F).astype(np.float32),
         "ts_gap": rng.random(N).astype(np.float32),
-        "x": np.full((R, K, F), np.nan, real),
+        "first": first,
+        "x": np.full((R, K, first + F + after), np.nan, real),
         "ts": np.full(R, np.nan, real),
     }
 
@@ -31,16 +32,20 @@ def arrays(seed, R, K, F, N=50, real=np.float32):
     K=st.integers(1, 8),
     F=st.integers(1, 5),
     real=st.sampled_from([np.float32, np.float64]),
+    first=st.integers(0, 3),
+    after=st.integers(0, 3),
 )
-def test_equals_a_loop_over_rows(seed, R, K, F, real):
-    a = arrays(seed, R, K, F, real=real)
+def test_equals_a_loop_over_rows(seed, R, K, F, real, first, after):
+    a = arrays(seed, R, K, F, real=real, first=first, after=after)
     NumpyDevice().launch(KERNEL, *a.values())
     for r, row in enumerate(a["rows"]):
         assert a["ts"][r] == a["ts_gap"][row]
         for k in range(K):
             for f in range(F):
                 z = (float(a["features"][row - K + 1 + k, f]) - float(a["mean"][f])) / float(a["std"][f])
-                assert a["x"][r, k, f] == pytest.approx(min(max(z, -10.0), 10.0), rel=1e-5, abs=1e-6)
+                assert a["x"][r, k, first + f] == pytest.approx(min(max(z, -10.0), 10.0), rel=1e-5, abs=1e-6)
+            assert np.isnan(a["x"][r, k, :first]).all()
+            assert a["x"][r, k, first + F :].tolist() == [1, 0, 0][:after]
 
 
 def test_outliers_are_clipped_at_ten():

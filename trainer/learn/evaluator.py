@@ -157,7 +157,7 @@ class Evaluator:
 
     def _encode(self) -> None:
         d, chunk, m = self.device, self.store.ns("chunk"), self.store.ns("market")
-        d.launch(gather_windows.KERNEL, self._rows, m.features, m.mean, m.std, m.ts_gap, chunk.x, chunk.ts)
+        d.launch(gather_windows.KERNEL, self._rows, m.features, m.mean, m.std, m.ts_gap, 0, chunk.x, chunk.ts)
         self.net.encode(d, self.params, chunk)
         d.launch(scatter_rows.KERNEL, chunk.enc, self._index, self.store["eval.table"])
 

@@ -260,4 +260,4 @@ class AlphaRL:
 
     def _gather(self, rows: Any, into: Any) -> None:
         m = self.store.ns("market")
-        self.device.launch(gather_windows.KERNEL, rows, m.features, m.mean, m.std, m.ts_gap, into.x, into.ts)
+        self.device.launch(gather_windows.KERNEL, rows, m.features, m.mean, m.std, m.ts_gap, 0, into.x, into.ts)
