@@ -4,7 +4,7 @@
 
 extern "C" __global__ void __launch_bounds__(256, 4) mamba2_last(
     const float* __restrict__ bxdt,         // [R, K, E]
-    const float* __restrict__ c,            // [4, R, N]
+    const float* __restrict__ c,            // [R, 4, N]
     const float* __restrict__ z,            // [R, DI]
     const float* __restrict__ conv_weight,  // [4, CH]
     const float* __restrict__ conv_bias,    // [CH]
@@ -21,10 +21,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) mamba2_last(
     const float* u = bxdt + r * K * E;
     const Early gates(z + r * DI, DI);
     if (profile_shape(K, E, N, DI, HD)) {
-        last_weights<32>(s, u, c + r * N, conv_weight, conv_bias, dt_bias, a_log, (i64)R * N, K, E, N, DI, CH, HD);
+        last_weights<32>(s, u, c + r * 4 * N, conv_weight, conv_bias, dt_bias, a_log, K, E, N, DI, CH, HD);
         last_output<32, false>(s, u, conv_weight, conv_bias, d_skip, K, E, N, DI, CH, HD, [](const ConvRow<2>&, int) {});
     } else {
-        last_weights<0>(s, u, c + r * N, conv_weight, conv_bias, dt_bias, a_log, (i64)R * N, K, E, N, DI, CH, HD);
+        last_weights<0>(s, u, c + r * 4 * N, conv_weight, conv_bias, dt_bias, a_log, K, E, N, DI, CH, HD);
         last_output<0, false>(s, u, conv_weight, conv_bias, d_skip, K, E, N, DI, CH, HD, [](const ConvRow<1>&, int) {});
     }
     float squares[1] = {};

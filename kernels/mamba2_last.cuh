@@ -37,9 +37,9 @@ struct LastRow {
     }
 };
 
-__device__ inline float tail_pre(const float* c, const float* weight, const float* bias, int n, i64 RN, int CH) {
-    return c[n] * weight[n] + c[RN + n] * weight[CH + n] + c[2 * RN + n] * weight[2 * CH + n] +
-           c[3 * RN + n] * weight[3 * CH + n] + bias[n];
+__device__ inline float tail_pre(const float* c, const float* weight, const float* bias, int n, int N, int CH) {
+    return c[n] * weight[n] + c[N + n] * weight[CH + n] + c[2 * N + n] * weight[2 * CH + n] +
+           c[3 * N + n] * weight[3 * CH + n] + bias[n];
 }
 
 // dt and decay; sums run from the last row backwards, so nothing cancels. raw: dt's column at row 0.
@@ -113,13 +113,13 @@ __device__ inline void last_scores(
     }
 }
 
-// bxdt: the window's first row; c: its C of the oldest of the four rows; RN = R N, the step to the next row.
+// bxdt: the window's first row; c: its C of the oldest of the four rows.
 template <int ROWS>
 __device__ inline void last_weights(
     const LastRow& s, const float* bxdt, const float* c, const float* conv_weight, const float* conv_bias,
-    const float* dt_bias, const float* a_log, i64 RN, int K, int E, int N, int DI, int CH, int HD) {
+    const float* dt_bias, const float* a_log, int K, int E, int N, int DI, int CH, int HD) {
     for (int n = threadIdx.x; n < N; n += blockDim.x) {
-        const float pre = tail_pre(c, conv_weight, conv_bias, n, RN, CH);
+        const float pre = tail_pre(c, conv_weight, conv_bias, n, N, CH);
         s.cs[n] = pre * sigmoid(pre);
     }
     last_decays<ROWS>(s, bxdt + N + DI, dt_bias, a_log, K, E, HD);

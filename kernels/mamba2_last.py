@@ -20,7 +20,7 @@ from kernels.spec import REAL, Arg, Grid, Kernel
 
 INPUTS = (
     Arg("bxdt", REAL, "in", "R,K,E", "in_proj rows B, x, dt; E = N + DI + HD"),
-    Arg("c", REAL, "in", "4,R,N", "in_proj rows C of the last four rows, oldest first"),
+    Arg("c", REAL, "in", "R,4,N", "in_proj rows C of the last four rows, oldest first"),
     Arg("z", REAL, "in", "R,DI", "gate of the last row"),
     Arg("conv_weight", REAL, "in", "4,CH", "channels C, B, x; CH = 2 N + DI; tap 3 meets the present row"),
     Arg("conv_bias", REAL, "in", "CH"),
@@ -34,9 +34,9 @@ INPUTS = (
 
 def tail_conv(c: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
     """The convolution of C at the last row: SiLU(pre) and sigmoid(pre), [R, N]."""
-    pre = c[0] * weight[0]
+    pre = c[:, 0] * weight[0]
     for j in (1, 2, 3):
-        pre += c[j] * weight[j]
+        pre += c[:, j] * weight[j]
     pre += bias
     gate = sigmoid(pre)
     pre *= gate

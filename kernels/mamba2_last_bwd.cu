@@ -55,7 +55,7 @@ template <int ROWS>
 __device__ inline void mixer_last_backward(
     const float* dout, const float* u, const float* c, const float* z, const float* conv_weight, const float* conv_bias,
     const float* dt_bias, const float* a_log, const float* d_skip, const float* norm_weight, float eps, float* du,
-    float* dc, float* dz, float* partial, i64 RN, int rows, int E, int N, int DI, int CH, int HD) {
+    float* dc, float* dz, float* partial, int rows, int E, int N, int DI, int CH, int HD) {
     extern __shared__ float shared[];
     constexpr int V = LANE<ROWS>;
     const int K = ROWS ? ROWS : rows;
@@ -65,7 +65,7 @@ __device__ inline void mixer_last_backward(
     const Places at(CH, HD, DI);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, P = ROWS ? 64 : DI / HD;
     Pack<V> x[ROWS ? ROWS : 1];
-    last_weights<ROWS>(s, u, c, conv_weight, conv_bias, dt_bias, a_log, RN, K, E, N, DI, CH, HD);
+    last_weights<ROWS>(s, u, c, conv_weight, conv_bias, dt_bias, a_log, K, E, N, DI, CH, HD);
     last_output<ROWS, (ROWS > 0)>(s, u, conv_weight, conv_bias, d_skip, K, E, N, DI, CH, HD, [&](const ConvRow<V>& row, int i) {
         if constexpr (ROWS > 0) x[row.k] = row.value;
         if (row.k == K - 1) store<V>(x_last + i, row.value);
@@ -146,11 +146,11 @@ __device__ inline void mixer_last_backward(
             if (of_x) continue;
             for (int v = 0; v < V; ++v) {  // dC at the last row is now known: on through C's convolution there
                 const int i = n + v;
-                const float pre = tail_pre(c, conv_weight, conv_bias, i, RN, CH), gate = sigmoid(pre);
+                const float pre = tail_pre(c, conv_weight, conv_bias, i, N, CH), gate = sigmoid(pre);
                 const float dpre = dcs.v[v] * silu_slope(pre * gate, gate);
                 for (int j = 0; j < 4; ++j) {
-                    dc[j * RN + i] = conv_weight[j * CH + i] * dpre;
-                    partial[j * CH + i] = c[j * RN + i] * dpre;
+                    dc[j * N + i] = conv_weight[j * CH + i] * dpre;
+                    partial[j * CH + i] = c[j * N + i] * dpre;
                 }
                 partial[at.conv_bias + i] = dpre;
             }
@@ -161,7 +161,7 @@ __device__ inline void mixer_last_backward(
 extern "C" __global__ void __launch_bounds__(288, 2) mamba2_last_bwd(
     const float* __restrict__ dy,           // [R, DI]
     const float* __restrict__ bxdt,         // [R, K, E]
-    const float* __restrict__ c,            // [4, R, N]
+    const float* __restrict__ c,            // [R, 4, N]
     const float* __restrict__ z,            // [R, DI]
     const float* __restrict__ conv_weight,  // [4, CH]
     const float* __restrict__ conv_bias,    // [CH]
@@ -171,17 +171,17 @@ extern "C" __global__ void __launch_bounds__(288, 2) mamba2_last_bwd(
     const float* __restrict__ norm_weight,  // [DI]
     const float eps,
     float* __restrict__ dbxdt,              // [R, K, E]
-    float* __restrict__ dc,                 // [4, R, N]
+    float* __restrict__ dc,                 // [R, 4, N]
     float* __restrict__ dz,                 // [R, DI]
     float* __restrict__ partial,            // [R, V]
     const int R, const int DI, const int K, const int E, const int N, const int CH, const int HD, const int V) {
     const i64 r = blockIdx.x, window = r * K * E;
+    dy += r * DI; bxdt += window; c += r * 4 * N; z += r * DI;
+    dbxdt += window; dc += r * 4 * N; dz += r * DI; partial += r * V;
     if (profile_shape(K, E, N, DI, HD))
-        mixer_last_backward<32>(dy + r * DI, bxdt + window, c + r * N, z + r * DI, conv_weight, conv_bias, dt_bias, a_log,
-                                d_skip, norm_weight, eps, dbxdt + window, dc + r * N, dz + r * DI, partial + r * V,
-                                (i64)R * N, K, E, N, DI, CH, HD);
+        mixer_last_backward<32>(dy, bxdt, c, z, conv_weight, conv_bias, dt_bias, a_log, d_skip, norm_weight, eps, dbxdt, dc,
+                                dz, partial, K, E, N, DI, CH, HD);
     else
-        mixer_last_backward<0>(dy + r * DI, bxdt + window, c + r * N, z + r * DI, conv_weight, conv_bias, dt_bias, a_log,
-                               d_skip, norm_weight, eps, dbxdt + window, dc + r * N, dz + r * DI, partial + r * V,
-                               (i64)R * N, K, E, N, DI, CH, HD);
+        mixer_last_backward<0>(dy, bxdt, c, z, conv_weight, conv_bias, dt_bias, a_log, d_skip, norm_weight, eps, dbxdt, dc,
+                               dz, partial, K, E, N, DI, CH, HD);
 }

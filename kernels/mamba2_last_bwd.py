@@ -86,12 +86,12 @@ def reference(
     dbxdt[..., n + inner :] = ddt
     du[...], dtaps, dbias = conv_silu_backward(dbx, u, conv_weight[:, n:], bx, gate)
     dpre = dcs * silu_slope(cs, c_gate)  # of C's convolution at the last row
-    np.multiply(conv_weight[:, None, :n], dpre, out=dc)
+    np.multiply(conv_weight[:, :n], dpre[:, None], out=dc)
 
     where, _ = place(mixer_vectors(channels, heads, inner))
     partial.fill(0)
     dconv = partial[:, where["conv.weight"]].reshape(-1, 4, channels)
-    dconv[..., :n], dconv[..., n:] = (c * dpre).transpose(1, 0, 2), dtaps
+    dconv[..., :n], dconv[..., n:] = c * dpre[:, None], dtaps
     both = partial[:, where["conv.bias"]]
     both[:, :n], both[:, n:] = dpre, dbias
     partial[:, where["dt_bias"]] = ddt.sum(axis=1)
@@ -113,7 +113,7 @@ KERNEL = Kernel(
         Arg("dy", REAL, "in", "R,DI"),
         *INPUTS,
         Arg("dbxdt", REAL, "out", "R,K,E"),
-        Arg("dc", REAL, "out", "4,R,N"),
+        Arg("dc", REAL, "out", "R,4,N"),
         Arg("dz", REAL, "out", "R,DI"),
         Arg("partial", REAL, "out", "R,V", "a window's gradients of the mixer's vectors (kernels/vectors.py)"),
     ),

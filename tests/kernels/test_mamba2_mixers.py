@@ -55,7 +55,7 @@ def last_row(r, k, n, heads, p, seed=0) -> Pair:
     inner, width = heads * p, heads * p + n + heads
     inputs |= {
         "bxdt": rng.standard_normal((r, k, width)),
-        "c": rng.standard_normal((4, r, n)),
+        "c": rng.standard_normal((r, 4, n)),
         "z": rng.standard_normal((r, inner)),
     }
 
@@ -65,7 +65,7 @@ def last_row(r, k, n, heads, p, seed=0) -> Pair:
         return own | {NAMES[k]: v for k, v in tensors.items()}
 
     outs = {"y": (r, inner), "partial": (r, place(shapes)[1])}
-    outs |= {"dbxdt": (r, k, width), "dc": (4, r, n), "dz": (r, inner)}
+    outs |= {"dbxdt": (r, k, width), "dc": (r, 4, n), "dz": (r, inner)}
     return Pair(mamba2_last.KERNEL, mamba2_last_bwd.KERNEL, inputs, outs, {"y": "dy"}, grads, {})
 
 
@@ -81,7 +81,7 @@ def both(r, k, n, heads, p, seed) -> tuple[Pair, Pair]:
     last, x, inner = last_row(r, k, n, heads, p, seed), full.inputs["zcbxdt"], heads * p
     last.inputs |= {name: full.inputs[name] for name in NAMES.values()}
     last.inputs["z"] = x[:, -1, :inner].copy()
-    last.inputs["c"] = x[:, -4:, inner : inner + n].transpose(1, 0, 2).copy()
+    last.inputs["c"] = x[:, -4:, inner : inner + n].copy()
     last.inputs["bxdt"] = x[:, :, inner + n :].copy()
     return full, last
 
@@ -106,7 +106,7 @@ def test_last_row_equals_the_full_mixer(r, k, n, heads, p, seed):
     got, _ = run_backward(last, last_kept, dy)
     inner, dx = heads * p, want.pop("zcbxdt")
     np.testing.assert_allclose(got.pop("z"), dx[:, -1, :inner], rtol=1e-8, atol=1e-11)
-    np.testing.assert_allclose(got.pop("c").transpose(1, 0, 2), dx[:, -4:, inner : inner + n], rtol=1e-8, atol=1e-11)
+    np.testing.assert_allclose(got.pop("c"), dx[:, -4:, inner : inner + n], rtol=1e-8, atol=1e-11)
     np.testing.assert_allclose(got.pop("bxdt"), dx[:, :, inner + n :], rtol=1e-8, atol=1e-11)
     assert (dx[:, :-1, :inner] == 0).all() and (dx[:, :-4, inner : inner + n] == 0).all()
     for name in want:

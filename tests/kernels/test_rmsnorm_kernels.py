@@ -111,17 +111,18 @@ def test_skip_gradient_reaches_the_last_rows_only(pair, rows):
 
 
 def test_window_tail_and_its_transpose():
-    """<tail(n), t> = <n, tail_bwd(t)> for random n, t: the definition of an adjoint."""
+    """<tail(n), t> + <last(n), l> = <n, tail_bwd(t, l)> for random n, t, l: the definition of an adjoint."""
     rng, device = np.random.default_rng(4), NumpyDevice()
-    n, t, tail = rng.standard_normal((R, K, D)), rng.standard_normal((4, R, D)), np.full((4, R, D), np.nan)
-    device.launch(window_tail.KERNEL, n, tail)
-    np.testing.assert_array_equal(tail[3], n[:, -1])
-    np.testing.assert_array_equal(tail[0], n[:, -4])
+    n, t, of_last = (rng.standard_normal(shape) for shape in ((R, K, D), (R, 4, D), (R, D)))
+    tail, last = np.full((R, 4, D), np.nan), np.full((R, D), np.nan)
+    device.launch(window_tail.KERNEL, n, tail, last)
+    np.testing.assert_array_equal(tail, n[:, -4:])
+    np.testing.assert_array_equal(last, n[:, -1])
     dn = np.zeros((R, K, D))
-    device.launch(window_tail_bwd.KERNEL, t, dn)
-    assert (tail * t).sum() == pytest.approx((n * dn).sum(), rel=1e-12)
-    device.launch(window_tail_bwd.KERNEL, t, dn)
-    np.testing.assert_array_equal(dn[:, -1], 2 * t[3])  # it adds
+    device.launch(window_tail_bwd.KERNEL, t, of_last, dn)
+    assert (tail * t).sum() + (last * of_last).sum() == pytest.approx((n * dn).sum(), rel=1e-12)
+    device.launch(window_tail_bwd.KERNEL, t, of_last, dn)
+    np.testing.assert_allclose(dn[:, -4:-1], 2 * t[:, :3], rtol=1e-12)  # it adds
 
 
 def test_column_sum_is_exact_on_integers():

@@ -31,6 +31,13 @@ def test_forward_fields_hold_nothing_of_the_backward_pass():
     assert forward < both and "t.d_out" not in forward
 
 
+def test_windows_come_first_in_all_that_a_mixer_keeps():
+    """So a pass over many windows can be read and gone back through in runs of windows, each of them contiguous."""
+    net = Network(NetConfig(**TWO), FEATURES)
+    found = [f for layer in net.encoder.layers for f in layer.fields("t", 7, backward=True)]
+    assert len(found) > 10 and [(f.name, f.shape) for f in found if f.shape[0] != 7] == []
+
+
 def test_windows_do_not_touch_each_other():
     t, other = build(TWO, rows=3), build(TWO, rows=3)
     other.act.x[1] += 1

@@ -129,18 +129,20 @@ class MixerLast(Mixer):
     def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
         r, k, wide = rows, self.window, self.width - self.inner - self.n
         shapes: dict[str, tuple[int, ...]] = {
-            "tail": (TAPS, r, self.d),
+            "tail": (r, TAPS, self.d),
+            "last": (r, self.d),
             "bxdt": (r, k, wide),
-            "c": (TAPS, r, self.n),
+            "c": (r, TAPS, self.n),
             "z": (r, self.inner),
             "y": (r, self.inner),
             "delta": (r, self.d),
         }
         if backward:
             shapes |= {
-                "dtail": (TAPS, r, self.d),
+                "dtail": (r, TAPS, self.d),
+                "dlast": (r, self.d),
                 "dbxdt": (r, k, wide),
-                "dc": (TAPS, r, self.n),
+                "dc": (r, TAPS, self.n),
                 "dz": (r, self.inner),
                 "dy": (r, self.inner),
                 "mixer_partial": (r, self.vector_size),
@@ -148,18 +150,18 @@ class MixerLast(Mixer):
         return self._scratch(prefix, shapes)
 
     def forward(self, device: Device, p: Any, act: Any, n: Any) -> None:
-        """n [R, K, D] -> `delta` [R, D]. Kept for backward: tail, bxdt, c, z, y."""
-        a, tail = self.name, act[f"{self.name}.tail"]
+        """n [R, K, D] -> `delta` [R, D]. Kept for backward: tail, last, bxdt, c, z, y."""
+        a, tail, last = self.name, act[f"{self.name}.tail"], act[f"{self.name}.last"]
         bxdt, c, z, y = (act[f"{a}.{key}"] for key in ("bxdt", "c", "z", "y"))
-        device.launch(window_tail.KERNEL, n, tail)
+        device.launch(window_tail.KERNEL, n, tail, last)
         linear(device, n, p[f"{a}.bxdt"], bxdt)
         linear(device, tail, p[f"{a}.c"], c)
-        linear(device, tail[TAPS - 1], p[f"{a}.z"], z)
+        linear(device, last, p[f"{a}.z"], z)
         device.launch(mamba2_last.KERNEL, bxdt, c, z, *self._vectors(p), EPS, y)
         linear(device, y, p[f"{a}.out_proj.weight"], act[f"{a}.delta"])
 
     def backward(self, device: Device, p: Any, g: Any, act: Any, n: Any, ddelta: Any, dn: Any) -> None:
-        a, tail, dtail = self.name, act[f"{self.name}.tail"], act[f"{self.name}.dtail"]
+        a, dtail, dlast = self.name, act[f"{self.name}.dtail"], act[f"{self.name}.dlast"]
         bxdt, c, z, y = (act[f"{a}.{key}"] for key in ("bxdt", "c", "z", "y"))
         dbxdt, dc, dz, dy = (act[f"{a}.d{key}"] for key in ("bxdt", "c", "z", "y"))
         linear_backward_weight(device, ddelta, y, g[f"{a}.out_proj.weight"])
@@ -168,12 +170,12 @@ class MixerLast(Mixer):
         device.launch(mamba2_last_bwd.KERNEL, dy, bxdt, c, z, *self._vectors(p), EPS, dbxdt, dc, dz, partial)
         vectors_backward(device, partial, g[f"{a}.vectors"])
         linear_backward_weight(device, dbxdt, n, g[f"{a}.bxdt"])
-        linear_backward_weight(device, dc, tail, g[f"{a}.c"])
-        linear_backward_weight(device, dz, tail[TAPS - 1], g[f"{a}.z"])
+        linear_backward_weight(device, dc, act[f"{a}.tail"], g[f"{a}.c"])
+        linear_backward_weight(device, dz, act[f"{a}.last"], g[f"{a}.z"])
         linear_backward_input(device, dbxdt, p[f"{a}.bxdt"], dn)
         linear_backward_input(device, dc, p[f"{a}.c"], dtail)
-        linear_backward_input(device, dz, p[f"{a}.z"], dtail[TAPS - 1], beta=1.0)
-        device.launch(tail_bwd.KERNEL, dtail, dn)
+        linear_backward_input(device, dz, p[f"{a}.z"], dlast)
+        device.launch(tail_bwd.KERNEL, dtail, dlast, dn)
 
     def flops(self, rows: int) -> int:
         """As `MixerAll.flops`."""
