@@ -1,4 +1,4 @@
-"""Backward of `window_tail`: adds the gradients of the tail and of the last row to the last four rows of each window."""
+"""Backward of `window_tail`: adds the gradients of the tail and of the last row to the rows they were copied from."""
 
 from __future__ import annotations
 
