@@ -1,6 +1,6 @@
 // Phase 1: a warp a lane and part, every thread reading the step count as it was; phase 2 advances it. The parts (grid
-// row: staging into the ring, s, the state of s', the rest of s') don't wait for each other: the step just staged is read
-// from staging, never from the ring row that it is being written to.
+// row: the step into the ring, s, the state of s', the rest of s') don't wait for each other: the step just done is read
+// from where it lies, never from the ring row that it is being written to.
 #include "copy.cuh"
 
 #define ARGS                                                                                                       \

@@ -17,6 +17,7 @@ from kernels import (
     rollout_end,
     rollout_serve,
     rollout_write,
+    stage_seen,
 )
 from tests.kernels.cases_learn import N_STEP, SEED, A, bus, masks, valid_actions
 from tests.kernels.registry import around, case, edges
@@ -73,6 +74,16 @@ def append(b: int, rng: Any, filled: int = 1) -> dict[str, Any]:
 @case(rollout_write, STORED_ROWS, "closes the finished rollout")
 def close(b: int, rng: Any) -> dict[str, Any]:
     return append(b, rng, filled=2)
+
+
+@case(stage_seen, STORED_ROWS)
+def seen(b: int, rng: Any) -> dict[str, Any]:
+    return {"row": rng.integers(0, 500, b), "mask": masks(rng, b), "P": P, "H": H}
+
+
+@case(stage_seen, STORED_ROWS[:4], "odd widths")
+def seen_odd(b: int, rng: Any) -> dict[str, Any]:
+    return seen(b, rng) | {"P": 3, "H": 21}
 
 
 @case(rollout_end, (1,))

@@ -29,7 +29,8 @@ class Stage:
             Field("env.private", (b, 8)),
             Field("env.mask", (b, 11), "uint8"),
             *(Field(f"acting.{n}", (b,), d) for n, d in (("action", "int32"), ("log_mu", "real"), ("value", "real"))),
-            Field("acting.h", (b, h)),
+            Field("policy.h", (b, h)),
+            *(Field(f"act.{name}", (b, n)) for name, n in (("private", 8), ("h_prev", h))),
             *(Field(f"{p}.private", (r, 8)) for p, r in (("joint", 2 * m), ("next", m))),
             *(Field(f"{p}.h_prev", (r, h)) for p, r in (("joint", 2 * m), ("next", m))),
             Field("market.aux_label", (ROWS,), "int8", "data", np.arange(ROWS) % 4 - 1),
@@ -48,16 +49,17 @@ class Stage:
 
     def collect_body(self, learning=False):
         device, store = self.device, self.store
-        env = store.ns("env")
-        rollout.stage_seen(device, store, env, store.ns("acting"), store["acting.h"])
-        rollout.stage_earned(device, store, env)
+        act = store.ns("act")
+        rollout.stage_seen(device, store, act)
+        for moved in ("env.row", "env.mask", "env.private", "policy.h"):
+            device.zero(store[moved])  # the environment's step, and what carries h over
         if learning:
             rollout.serve(device, store, self.cfg.learn)
             replay.sample(device, store, self.cfg.learn)
             replay.gather(device, store, store.ns("joint"), store.ns("next"))
             replay.update(device, store)
-        rollout.write(device, store)
-        replay.write(device, store)
+        rollout.write(device, store, act)
+        replay.write(device, store, act)
         replay.refresh(device, store)
         if learning:
             controllers.control(device, store)
@@ -85,7 +87,7 @@ class Stage:
             "acting.action": rng.integers(0, 11, b),
             "acting.log_mu": rng.normal(size=b),
             "acting.value": rng.normal(size=b),
-            "acting.h": rng.normal(size=(b, self.cfg.net.hidden)),
+            "policy.h": rng.normal(size=(b, self.cfg.net.hidden)),
             "sample.priority": rng.exponential(size=self.cfg.learn.batch),
         }
         for name, value in values.items():

@@ -31,9 +31,9 @@ def test_a_sample_is_the_transition_that_was_collected():
             assert s.rewards[m].tolist() == [past[t]["env.reward"][b], past[t + 1]["env.reward"][b] * (k == 2)]
             assert stage.store["batch.row"][m] == past[t]["env.row"][b] and s.next_row[m] == past[t + k]["env.row"][b]
             np.testing.assert_array_equal(s.next_mask[m], past[t + k]["env.mask"][b])
-            np.testing.assert_array_equal(stage.store["next.h_prev"][m], past[t + k]["acting.h"][b])
+            np.testing.assert_array_equal(stage.store["next.h_prev"][m], past[t + k]["policy.h"][b])
             np.testing.assert_array_equal(stage.store["next.private"][m], past[t + k]["env.private"][b])
-            np.testing.assert_array_equal(stage.store["joint.h_prev"][m], past[t]["acting.h"][b])
+            np.testing.assert_array_equal(stage.store["joint.h_prev"][m], past[t]["policy.h"][b])
             np.testing.assert_array_equal(stage.store["joint.private"][m], past[t]["env.private"][b])
             seen += 1
     assert seen > 300

@@ -40,7 +40,7 @@ def test_each_row_of_a_rollout_is_served_at_most_once_with_its_own_values(batch)
             want = [stage.past[first + x]["env.row"][y] for x, y in zip(t, b)]
             np.testing.assert_array_equal(stage.store["batch.row"][batch:], want)
             np.testing.assert_array_equal(stage.store["served.aux_label"], np.array(want) % 4 - 1)
-            want = [stage.past[first + x]["acting.h"][y].astype(np.float32) for x, y in zip(t, b)]
+            want = [stage.past[first + x]["policy.h"][y].astype(np.float32) for x, y in zip(t, b)]
             np.testing.assert_array_equal(stage.store["joint.h_prev"][batch:], want)
     assert len(served) == len(set(served))
     epochs = {f: sum(x[0] == f for x in served) for f, *_ in served}

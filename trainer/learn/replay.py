@@ -14,7 +14,7 @@ from kernels.nstep_write import NEVER, TRANSITION, UNUSED
 from kernels.rollout_write import STAGED
 from trainer.config import LearnConfig, StudyConfig
 from trainer.device import Device, Field
-from trainer.learn.rollout import dims
+from trainer.learn.rollout import dims, step_values
 
 WARMUP_BATCHES = 10  # learning starts when replay holds this many batches
 _RING = tuple((name, dtype, tail, doc) for name, dtype, tail, doc in STAGED if name not in UNUSED)
@@ -92,12 +92,12 @@ def update(device: Device, store: Any) -> None:
     device.launch(per_update.KERNEL, s.slots, s.priority, r.priority, r.max_priority)
 
 
-def write(device: Device, store: Any) -> None:
-    """Staging -> ring; the transition that is complete now -> replay."""
-    staging, ring, r = store.ns("staging"), store.ns("ring"), store.ns("replay")
+def write(device: Device, store: Any, inputs: Any) -> None:
+    """The step -> ring; the transition that is complete now -> replay. `inputs`: see `rollout.stage_seen`."""
+    step, ring, r = step_values(store, inputs), store.ns("ring"), store.ns("replay")
     device.launch(
         nstep_write.KERNEL,
-        *(staging[name] for name, *_ in _RING),
+        *(step[name] for name, *_ in _RING),
         *(ring[name] for name, *_ in _RING),
         *(ring.pushed, r.max_priority),
         *(r[name] for name in _NAMES),

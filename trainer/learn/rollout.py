@@ -1,7 +1,7 @@
 """Rollouts: two buffers of T rows of all backtests, one being filled while the other is learnt from.
 
-As region code: `stage_seen` and `stage_earned` around the environment's step, `serve` in the learn branch, `write`
-after the join. `Boundary` is the host's side: it counts steps and says when the region with `finish` is due.
+As region code: `stage_seen` before the environment moves, `serve` in the learn branch, `write` after the join.
+`Boundary` is the host's side: it counts steps and says when the region with `finish` is due.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels import gae, rollout_end, rollout_serve, rollout_write
+from kernels import stage_seen as seen
 from kernels.heads import N_ACTIONS
 from kernels.rollout_write import STAGED
 from trainer.config import N_PRIVATE, LearnConfig, StudyConfig
@@ -16,6 +17,11 @@ from trainer.device import Device, Field
 
 TM = 128  # longest rollout
 _NAMES = tuple(name for name, *_ in STAGED)
+_KEPT = ("row", "mask")  # what the environment's step overwrites, and no input of the network holds
+# Where the rest of a step's values lie until the next step begins.
+_FROM_INPUTS = ("private", "h_prev")
+_FROM_ACTING = ("value", "action", "log_mu")
+_FROM_ENV = ("reward", "valid", "done")
 
 
 def dims(cfg: StudyConfig, tail: str) -> tuple[int, ...]:
@@ -25,9 +31,9 @@ def dims(cfg: StudyConfig, tail: str) -> tuple[int, ...]:
 
 
 def staging_fields(cfg: StudyConfig) -> list[Field]:
-    """One step of every backtest [B, ...]: filled by the collect branch, written away after the join."""
-    b = cfg.env.n_backtests
-    return [Field(f"staging.{n}", (b, *dims(cfg, tail)), dtype, "scratch", doc=doc) for n, dtype, tail, doc in STAGED]
+    """What `stage_seen` keeps of every backtest [B, ...] beside the network's inputs, written away after the join."""
+    b, kept = cfg.env.n_backtests, [of for of in STAGED if of[0] in _KEPT]
+    return [Field(f"staging.{n}", (b, *dims(cfg, tail)), dtype, "scratch", doc=doc) for n, dtype, tail, doc in kept]
 
 
 def rollout_fields(cfg: StudyConfig) -> list[Field]:
@@ -47,25 +53,28 @@ def rollout_fields(cfg: StudyConfig) -> list[Field]:
     ]
 
 
-def stage_seen(device: Device, store: Any, env: Any, acting: Any, h_prev: Any) -> None:
-    """What was seen and done, before the environment moves: env row, private, mask; acting action, log_mu, value."""
-    s = store.ns("staging")
-    for name, source in (("row", env), ("private", env), ("mask", env), ("action", acting), ("log_mu", acting)):
-        device.copy(s[name], source[name])
-    device.copy(s.value, acting.value)
-    device.copy(s.h_prev, h_prev)
+def stage_seen(device: Device, store: Any, inputs: Any) -> None:
+    """Before the environment moves: its row and mask -> staging; private state and recurrent state -> `inputs` of the
+    network that acts."""
+    env, s = store.ns("env"), store.ns("staging")
+    device.launch(
+        seen.KERNEL,
+        *(env.row, env.mask, env.private, store["policy.h"]),
+        *(s.row, s.mask, inputs.private, inputs.h_prev),
+    )
 
 
-def stage_earned(device: Device, store: Any, env: Any) -> None:
-    """What came of it, after the environment moved: reward, valid, done."""
-    s = store.ns("staging")
-    for name in ("reward", "valid", "done"):
-        device.copy(s[name], env[name])
+def step_values(store: Any, inputs: Any) -> dict[str, Any]:
+    """The arrays of a step by their names in STAGED: what was seen, as `stage_seen` left it, what was done, and what
+    came of it. They hold from the environment's step to the next `stage_seen`."""
+    sources = {"staging": _KEPT, "acting": _FROM_ACTING, "env": _FROM_ENV}
+    found = {name: store[f"{prefix}.{name}"] for prefix, names in sources.items() for name in names}
+    return found | {name: inputs[name] for name in _FROM_INPUTS}
 
 
-def write(device: Device, store: Any) -> None:
-    """Staging -> the next row of the active buffer, closing the rollout before it when that was full."""
-    s, r = store.ns("staging"), store.ns("rollout")
+def write(device: Device, store: Any, inputs: Any) -> None:
+    """The step -> the next row of the active buffer, closing the rollout before it when that was full."""
+    s, r = step_values(store, inputs), store.ns("rollout")
     device.launch(
         rollout_write.KERNEL,
         *(s[name] for name in _NAMES),

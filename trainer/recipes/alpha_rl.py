@@ -1,7 +1,7 @@
 """Recipe alpha-rl: one step is one transition of all B backtests and one gradient update.
 
-    collect: encode -> policy -> draw -> env.step -> staging          (branch)
-    learn:   PER sample + served rollout rows -> encode -> losses -> backward   (branch)
+    collect: what is seen -> staging -> encode -> policy -> draw -> env.step   (branch)
+    learn:   PER sample + served rollout rows -> encode -> losses -> backward  (branch)
     join, then the writes: Adam and Polyak, priorities, rollout row, n-step transition, masses, controllers, clock
 
 Both branches read weights and replay as they were before the step, whatever their timing. The host only chooses which
@@ -201,16 +201,13 @@ class AlphaRL:
     # -- regions --
     def _collect(self) -> None:
         d, s, a = self.device, self.store, self.store.ns("act")
-        env, h = s.ns("env"), s["policy.h"]
+        env = s.ns("env")
+        rollout.stage_seen(d, s, a)
         self._gather(env.row, a)
-        d.copy(a.private, env.private)
-        d.copy(a.h_prev, h)
         self.net.forward(d, self.online, a)
         act(d, self.cfg.learn, a.out, env.mask, s["clock.step"], self.acting)
-        rollout.stage_seen(d, s, env, self.acting, h)
         self.env.step(self.acting.action)
-        rollout.stage_earned(d, s, env)
-        d.launch(carry_hidden.KERNEL, a.h, env.valid, h)
+        d.launch(carry_hidden.KERNEL, a.h, env.valid, s["policy.h"])
 
     def _learn(self) -> None:
         d, s, cfg = self.device, self.store, self.cfg.learn
@@ -233,8 +230,8 @@ class AlphaRL:
     def _collect_step(self) -> None:
         d, s = self.device, self.store
         self._collect()
-        rollout.write(d, s)
-        replay.write(d, s)
+        rollout.write(d, s, s.ns("act"))
+        replay.write(d, s, s.ns("act"))
         replay.refresh(d, s)
         controllers.measure(d, s)
 
@@ -247,8 +244,8 @@ class AlphaRL:
         d.join()
         with d.branch("writes"):
             replay.update(d, s)
-            rollout.write(d, s)
-            replay.write(d, s)
+            rollout.write(d, s, s.ns("act"))
+            replay.write(d, s, s.ns("act"))
             replay.refresh(d, s)
         optimizer_step(d, self.cfg.learn, self.opt, s["isv"])
         d.join()
