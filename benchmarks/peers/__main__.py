@@ -6,7 +6,9 @@ Prints the steps a second of each (median, least, most), foxhunt's ratio to it, 
 same weights. Exit code 1 when a peer disagrees on a loss or could not run. Evaluation and checkpoints are not in the
 step; the environment, replay, controllers and both losses are. A peer that is not installed is left out, and named by
 --peer it is an error: pip install 'foxhunt[peers]'. torch:max-autotune-aten is max-autotune with the products left to
-cuBLAS, which spares minutes of compiling Triton's.
+cuBLAS, which spares minutes of compiling Triton's. torch:folded and jax:folded have foxhunt's rewrite as well:
+embedding, first norm and first in_proj are one product, and s' and the acting windows one pass without gradient.
+torch:default and jax are the step as one writes it down.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from trainer.config import load_config
 from trainer.device.probe import why_unavailable
 from trainer.errors import FoxhuntError, UsageError
 
-DEFAULT = ("torch:default", "jax")
-KINDS = ("torch:default", "torch:max-autotune-aten", "torch:max-autotune-no-cudagraphs", "jax")
+DEFAULT = ("torch:default", "torch:folded", "jax", "jax:folded")
+KINDS = ("torch:max-autotune-aten", "torch:max-autotune-no-cudagraphs", *DEFAULT)
 INSTALL = "pip install 'foxhunt[peers]' (gigabytes)"
 DIFFERENCES = """\
 Where the work is not the same: the peers draw from their frameworks' generators (foxhunt: Philox by counter), do not
 detect a gradient that is not finite, leave out diagnostics (greedy actions, fees and spread paid, lots closed) and the
 readback of the bus at each step; their sums have no fixed order, so runs do not repeat bit for bit. All this is less
-work than foxhunt's."""
+work than foxhunt's. More work than foxhunt's: torch:default and jax embed, normalise and project the windows one after
+the other, and act in a pass of their own; the folded ones do not. Those, too, pass their windows in two calls, 2M with
+gradient and M + B without, where foxhunt's pass is one: autograd has no other way."""
 
 
 def table(result: dict[str, Any]) -> str:
@@ -62,7 +66,7 @@ def chosen_peers(given: list[str] | None, device: str) -> list[str]:
         kind, why = next(iter(absent.items()))
         raise UsageError(f"--peer {kind}: {why}; {INSTALL}")
     if len(absent) == len(wanted):
-        raise UsageError(f"no peer to measure against: {', '.join(absent.values())}; {INSTALL}")
+        raise UsageError(f"no peer to measure against: {', '.join(dict.fromkeys(absent.values()))}; {INSTALL}")
     for kind, why in absent.items():
         print(f"{kind}: not installed: skipped ({why})", flush=True)
     return [kind for kind in wanted if kind not in absent]
@@ -83,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", action="append", help="a profile or TOML file; repeatable [seed]")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--peer", action="append", choices=KINDS, help="repeatable [torch:default, jax]")
+    parser.add_argument("--peer", action="append", choices=KINDS, help=f"repeatable [{', '.join(DEFAULT)}]")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=100, help="timed steps a round and contestant")
     parser.add_argument("--no-tf32", action="store_true", help="products in full float32")

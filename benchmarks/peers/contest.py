@@ -26,6 +26,7 @@ from kernels.isv import METRICS, SLOTS
 AGREED = ("l_q", "l_pi", "l_v", "l_aux", "entropy", "approx_kl")
 TOLERANCE = {True: 5e-3, False: 1e-5}  # of a figure, by TF32; products of 10-bit mantissas are off by 3e-4 each
 FLOOR = 1e-6  # absolute: an approximate KL of a policy that hardly moved is all rounding
+FOLDED = "folded"  # after the framework: the same step with the stem as one product
 WARMUP = 60  # foxhunt's steps after its first learning step
 PEER_WARMUP, MOST_WARMUP = 40, 5000  # a peer's; more until all its graphs exist, at most
 SETTLE = 5  # untimed steps at each turn
@@ -113,14 +114,16 @@ def _peer(kind: str, profile: str, device: str, tf32: bool, path: str) -> Any:
     with np.load(path) as saved:
         arrays = dict(saved)
     cfg, (framework, _, mode) = load_config(profile), kind.partition(":")
+    folded = mode == FOLDED
     if framework == "torch":
         from benchmarks.peers.torch_peer import TorchPeer
 
-        peer: Any = TorchPeer(cfg, arrays, device, tf32, mode if device == "cuda" else None)
+        mode = "default" if folded else mode
+        peer: Any = TorchPeer(cfg, arrays, device, tf32, mode if device == "cuda" else None, folded=folded)
     else:
         from benchmarks.peers.jax_peer import JaxPeer
 
-        peer = JaxPeer(cfg, arrays, tf32)
+        peer = JaxPeer(cfg, arrays, tf32, folded=folded)
     warm_up(peer)
     peer.load(arrays)
     return peer
@@ -138,7 +141,7 @@ def warm_up(peer: Any) -> None:
 
 def _import(kind: str, device: str) -> None:
     """Imports what takes long, with the settings that must be made before."""
-    if kind == "jax":
+    if kind.startswith("jax"):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the others need memory as well
         os.environ["JAX_PLATFORMS"] = device
         from benchmarks.peers import jax_peer  # noqa: F401

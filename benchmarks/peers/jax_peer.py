@@ -23,12 +23,22 @@ LR0 = OUTPUTS.index(f"lr_{GROUPS[0]}")
 
 
 class JaxPeer:
-    """A run that starts from foxhunt's arrays in the middle of learning; `tf32` as `trainer` means it."""
+    """A run that starts from foxhunt's arrays in the middle of learning; `tf32` as `trainer` means it.
+
+    folded: the stem as one product, and one pass for s' and acting.
+    """
 
     name = "JAX"
 
-    def __init__(self, cfg: StudyConfig, arrays: dict[str, np.ndarray], tf32: bool = True, options: Any = None):
-        self.cfg, self.precision = cfg, "tensorfloat32" if tf32 else "highest"
+    def __init__(
+        self,
+        cfg: StudyConfig,
+        arrays: dict[str, np.ndarray],
+        tf32: bool = True,
+        options: Any = None,
+        folded: bool = False,
+    ):
+        self.cfg, self.precision, self.folded = cfg, "tensorfloat32" if tf32 else "highest", folded
         self.layout = Network(cfg.net, arrays["market.features"].shape[1]).layout
         self._jit = partial(jax.jit, compiler_options=options)
         self._step = self._jit(self._whole_step, donate_argnums=0)
@@ -39,7 +49,7 @@ class JaxPeer:
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
         """Takes over foxhunt's state."""
-        state = {name: jnp.array(array) for name, array in step.state_of(self.cfg, arrays).items()}
+        state = {name: jnp.array(array) for name, array in step.state_of(self.cfg, arrays, self.folded).items()}
         self.data = {name: x for name, x in state.items() if name.startswith(FIXED)}
         learnt: dict[str, Any] = {"count": jnp.array(arrays["opt.count"][0], "float32")}
         for kind in LEARNT:
@@ -79,9 +89,11 @@ class JaxPeer:
     def advance(self, run: Any, learnt: Any, draws: Any) -> Any:
         """One step with given draws (acting [B], starts [B], replay [M]): changes `run`, returns the new `learnt`."""
         cfg = self.cfg
-        slots, index = step.draw(xp, cfg, run, draws[2])
-        batch = step.prepare(xp, cfg, run, learnt["param"], learnt["target"], slots, index)
-        chosen = step.choose(xp, cfg, run, learnt["param"], draws[0])
+        given = (xp, cfg, run, learnt["param"], learnt["target"], *step.draw(xp, cfg, run, draws[2]))
+        if self.folded:
+            batch, chosen = step.together(*given, draws[0])
+        else:
+            batch, chosen = step.prepare(*given), step.choose(xp, cfg, run, learnt["param"], draws[0])
         step.collect(xp, cfg, run, chosen, draws[1])
         (figures, priority), grads = self._gradient(run, learnt["param"], batch)
         learnt, more = self._optimise(run, learnt, grads)

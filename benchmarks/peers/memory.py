@@ -24,7 +24,7 @@ SERVED = ("action", "log_mu", "mask", "valid", "value", "advantage", "returns")
 
 
 def windows(xp: Any, cfg: StudyConfig, s: State, rows: Any) -> tuple[Any, Any]:
-    """Normalised windows [R, K, F] that end on `rows` [R], and their elapsed times [R]."""
+    """Normalised windows [R, K, F or X] that end on `rows` [R], and their elapsed times [R]."""
     back = xp.arange(cfg.net.window, rows) - (cfg.net.window - 1)
     x = (xp.take(s["market.features"], rows[:, None] + back) - s["market.mean"]) / s["market.std"]
     return xp.clip(x, -CLIP, CLIP), xp.take(s["market.ts_gap"], rows)
@@ -77,7 +77,7 @@ def serve(xp: Any, cfg: StudyConfig, s: State) -> Any:
 
 # -- the batch --
 def gather(xp: Any, cfg: StudyConfig, s: State, slots: Any, index: Any) -> tuple[State, State, State]:
-    """Drawn slots and served rows -> inputs of the joint pass (2M rows), inputs at s' (M), what the losses read."""
+    """Drawn slots and served rows -> what was seen: of the joint pass (2M rows), at s' (M); what the losses read."""
     rolled = {n: xp.take(_flat(s, n), index) for n in (*SEEN, *SERVED)}
     replayed = {n: xp.take(s[f"replay.{n}"], slots) for n in SEEN}
     following = {n: xp.take(s[f"replay.next_{n}"], slots) for n in SEEN}
@@ -87,7 +87,7 @@ def gather(xp: Any, cfg: StudyConfig, s: State, slots: Any, index: Any) -> tuple
         batch[n] = xp.take(s[f"replay.{n}"], slots)
     batch["q_action"] = xp.take(s["replay.action"], slots)
     batch["aux_label"] = xp.take(s["market.aux_label"], rolled["row"])
-    return _inputs(xp, cfg, s, joint), _inputs(xp, cfg, s, following), batch
+    return joint, following, batch
 
 
 def _flat(s: State, name: str) -> Any:
@@ -95,7 +95,8 @@ def _flat(s: State, name: str) -> Any:
     return array.reshape(-1, *array.shape[2:])
 
 
-def _inputs(xp: Any, cfg: StudyConfig, s: State, stored: State) -> State:
+def inputs(xp: Any, cfg: StudyConfig, s: State, stored: State) -> State:
+    """What was seen -> the network's inputs."""
     x, ts = windows(xp, cfg, s, stored["row"])
     return {"x": x, "private": stored["private"], "h_prev": stored["h_prev"], "ts": ts}
 

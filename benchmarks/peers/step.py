@@ -5,6 +5,7 @@
     prepare   PER draw, served rows, windows, both networks at s' -> the batch with its Q target
     loss      online network over the joint batch -> total, figures, priorities
 
+`together` is choose and prepare in one, for a folded peer: s' and the acting windows are one pass, without gradient.
 After these the driver updates the weights; then `finish`: priorities, rollout row, n-step transition, controllers,
 clock.
 """
@@ -38,8 +39,11 @@ PLAIN = ("policy.h", "clock.step", "ring.pushed", "signals.sums", "signals.trade
 PLAIN += ("controllers.bounds", "market.aux_label")
 
 
-def state_of(cfg: StudyConfig, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A peer's state, host arrays by name, from foxhunt's in the middle of learning (state and data, by field name)."""
+def state_of(cfg: StudyConfig, arrays: dict[str, np.ndarray], folded: bool = False) -> dict[str, np.ndarray]:
+    """A peer's state, host arrays by name, from foxhunt's in the middle of learning (state and data, by field name).
+
+    folded: features are wide, so that windows come with the bias's column and are aligned.
+    """
     names = [f"market.{n}" for n in MARKET] + [f"env.{n}" for n in (*SETTINGS, *STATE, *OUTPUTS)] + list(PLAIN)
     names += [f"ring.{n}" for n in memory.RING] + [f"replay.{n}" for n in REPLAY]
     names += [f"rollout.{n}" for n in (*ROLLOUT, *COUNTERS)]
@@ -57,7 +61,21 @@ def state_of(cfg: StudyConfig, arrays: dict[str, np.ndarray]) -> dict[str, np.nd
     order = np.arange(TM * b, dtype=np.uint32)
     order[:n] = permute(order[:n], n, int(arrays["rollout.epoch"][0]), cfg.learn.seed)
     state["rollout.order"] = order.astype(np.int32)
-    return state
+    return state | _wide_features(state) if folded and cfg.net.layers > 1 else state
+
+
+def _wide_features(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Features | 1 | zeros, to a multiple of 8 columns; normalising leaves the new ones as they are."""
+    wide = 8 * (state["market.features"].shape[1] // 8 + 1)
+
+    def filled(name: str, value: float) -> np.ndarray:
+        columns = wide - state[name].shape[-1]
+        more = np.full((*state[name].shape[:-1], columns), value, state[name].dtype)
+        return np.concatenate([state[name], more], -1)
+
+    found = {"market.features": filled("market.features", 0), "market.mean": filled("market.mean", 0)}
+    found["market.features"][:, state["market.features"].shape[1]] = 1
+    return {**found, "market.std": filled("market.std", 1)}
 
 
 def choose(xp: Any, cfg: StudyConfig, s: State, params: Params, uniform: Any) -> State:
@@ -66,12 +84,16 @@ def choose(xp: Any, cfg: StudyConfig, s: State, params: Params, uniform: Any) ->
     What was seen goes into staging here, and not in the piece that changes it: torch.compile writes a copy of one
     changed array into another after the change.
     """
+    h, out = forward(xp, params, cfg.net, **memory.inputs(xp, cfg, s, _see(xp, s)))
+    return {**losses.act(xp, cfg.learn, out, s["env.mask"], uniform), "h": h}
+
+
+def _see(xp: Any, s: State) -> State:
+    """What the backtests show, as the network's inputs are stored; it goes into staging."""
     for name in ("row", "private", "mask"):
         xp.assign(s, f"staging.{name}", s[f"env.{name}"])
     xp.assign(s, "staging.h_prev", s["policy.h"])
-    x, ts = memory.windows(xp, cfg, s, s["env.row"])
-    h, out = forward(xp, params, cfg.net, x, s["env.private"], s["policy.h"], ts)
-    return {**losses.act(xp, cfg.learn, out, s["env.mask"], uniform), "h": h}
+    return {"row": s["env.row"], "private": s["env.private"], "h_prev": s["policy.h"]}
 
 
 def collect(xp: Any, cfg: StudyConfig, s: State, chosen: State, uniform: Any) -> None:
@@ -96,10 +118,30 @@ def draw(xp: Any, cfg: StudyConfig, s: State, uniform: Any) -> tuple[Any, Any]:
 def prepare(xp: Any, cfg: StudyConfig, s: State, params: Params, target: Params, slots: Any, index: Any) -> State:
     """The batch: inputs of the joint pass, what the losses read, the Q target, and figures under `figures`."""
     joint, following, batch = memory.gather(xp, cfg, s, slots, index)
+    batch["joint"], following = (memory.inputs(xp, cfg, s, stored) for stored in (joint, following))
+    outs = [forward(xp, p, cfg.net, **following)[1] for p in (params, target)]
+    return _completed(xp, cfg, s, slots, batch, *outs)
+
+
+def together(
+    xp: Any, cfg: StudyConfig, s: State, params: Params, target: Params, slots: Any, index: Any, uniform: Any
+) -> tuple[State, State]:
+    """The batch as from `prepare` and the actions as from `choose`: the online network sees s' and theirs at once."""
+    joint, following, batch = memory.gather(xp, cfg, s, slots, index)
+    m, seen = cfg.learn.batch, _see(xp, s)
+    batch["joint"] = memory.inputs(xp, cfg, s, joint)
+    both = memory.inputs(xp, cfg, s, {name: xp.concat([following[name], seen[name]], 0) for name in seen})
+    h, out = forward(xp, params, cfg.net, **both)
+    target_out = forward(xp, target, cfg.net, **{name: x[:m] for name, x in both.items()})[1]
+    chosen = {**losses.act(xp, cfg.learn, out[m:], s["env.mask"], uniform), "h": h[m:]}
+    return _completed(xp, cfg, s, slots, batch, out[:m], target_out), chosen
+
+
+def _completed(xp: Any, cfg: StudyConfig, s: State, slots: Any, batch: State, online: Any, target: Any) -> State:
+    """The batch with importance weights, the Q target from head outputs at s' [M, W], and figures."""
     batch["is_weight"], figures = memory.importance(xp, cfg, s, slots)
-    online_out, target_out = forward(xp, params, cfg.net, **following)[1], forward(xp, target, cfg.net, **following)[1]
-    batch["target"], more = losses.q_target(xp, cfg.learn, s, batch, online_out, target_out)
-    return {**batch, "joint": joint, "slots": slots, "figures": {**figures, **more}}
+    batch["target"], more = losses.q_target(xp, cfg.learn, s, batch, online, target)
+    return {**batch, "slots": slots, "figures": {**figures, **more}}
 
 
 def loss(xp: Any, cfg: StudyConfig, s: State, params: Params, batch: State) -> tuple[Any, State, Any]:

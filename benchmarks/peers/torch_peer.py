@@ -29,7 +29,8 @@ LR0, TAU = OUTPUTS.index(f"lr_{GROUPS[0]}"), OUTPUTS.index("tau")
 class TorchPeer:
     """A run that starts from foxhunt's arrays in the middle of learning; `tf32` as `trainer` means it.
 
-    mode: of torch.compile or ATEN, None for eager. overlap: collect and learn on two streams.
+    mode: of torch.compile or ATEN, None for eager. overlap: collect and learn on two streams. folded: the stem as one
+    product, and one pass for s' and acting; only the environment is then beside learning.
     """
 
     name = "PyTorch"
@@ -42,15 +43,16 @@ class TorchPeer:
         tf32: bool = True,
         mode: str | None = None,
         overlap: bool = True,
+        folded: bool = False,
     ):
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         if mode == ATEN:
             torch._inductor.config.max_autotune_gemm_backends = "ATEN"
             mode = "max-autotune-no-cudagraphs"
-        self.cfg, self.device = cfg, torch.device(device)
+        self.cfg, self.device, self.folded = cfg, torch.device(device), folded
         self.captures = self.device.type == "cuda"
         self.layout = Network(cfg.net, arrays["market.features"].shape[1]).layout
-        self.s = {name: self._tensor(x) for name, x in step.state_of(cfg, arrays).items()}
+        self.s = {name: self._tensor(x) for name, x in step.state_of(cfg, arrays, folded).items()}
         own = weights.split(self.layout, arrays["opt.param"])
         self.param = {name: torch.nn.Parameter(self._tensor(x)) for name, x in own.items()}
         self.target, self.before = ({n: p.detach().clone() for n, p in self.param.items()} for _ in range(2))
@@ -68,6 +70,7 @@ class TorchPeer:
         # Apart, the environment does not become part of a reduction's kernel, which Triton then fails to compile.
         self._choose, self._collect = compiled(self._choose_body), compiled(self._collect_body)
         self._draw, self._prepare = compiled(self._draw_body), compiled(self._prepare_body)
+        self._together = compiled(self._together_body)
         self._loss, self._finish = compiled(self._loss_body), compiled(self._finish_body)
         # Adam is one fused kernel a group, norms of many tensors are PyTorch's multi-tensor ones; the rest is compiled.
         self._scale, self._follow = compiled(self._scale_body), compiled(self._follow_body)
@@ -97,7 +100,7 @@ class TorchPeer:
         """Takes over foxhunt's state, in place: a captured graph goes on from it."""
         self.synchronize()
         with torch.no_grad():
-            for name, x in step.state_of(self.cfg, arrays).items():
+            for name, x in step.state_of(self.cfg, arrays, self.folded).items():
                 self.s[name].copy_(self._tensor(x))
             kinds = {k: weights.split(self.layout, arrays[f"opt.{k}"]) for k in ("param", "target", "m", "v")}
             for name, p in self.param.items():
@@ -153,13 +156,12 @@ class TorchPeer:
 
     def advance(self, draws: Any) -> None:
         """One step with given draws: acting [B], episode starts [B], replay [M], float64 in [0, 1)."""
-        if self.overlap:
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                self._collect(self._choose(draws[0]), draws[1])
+        if self.folded:  # `chosen` lives until both streams have met, or its memory would be another's
+            batch, chosen = self._together(*self._draw(draws[2]), draws[0])
+            self._beside(lambda: self._collect(chosen, draws[1]))
         else:
-            self._collect(self._choose(draws[0]), draws[1])
-        batch = self._prepare(*self._draw(draws[2]))
+            self._beside(lambda: self._collect(self._choose(draws[0]), draws[1]))
+            batch = self._prepare(*self._draw(draws[2]))
         total, figures, priority = self._loss(batch)
         total.backward()
         if self.overlap:
@@ -167,11 +169,18 @@ class TorchPeer:
         figures = {**figures, **self._optimise()}
         self._finish({"slots": batch["slots"]}, priority, figures)
 
+    def _beside(self, body: Callable[[], None]) -> None:
+        """On the side stream, after what is on the main one so far; without overlap right here."""
+        if not self.overlap:
+            body()
+            return
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            body()
+
     @torch.no_grad()
     def _choose_body(self, draw: Any) -> Any:
-        # 24 bits, as float32 holds them: rounding up to 1 is out of the question.
-        uniform = xp.cast(xp.floor(draw * 2.0**24), "float32") * 2.0**-24
-        return step.choose(xp, self.cfg, self.s, self.param, uniform)
+        return step.choose(xp, self.cfg, self.s, self.param, _float32(draw))
 
     @torch.no_grad()
     def _collect_body(self, chosen: Any, draw: Any) -> None:
@@ -184,6 +193,10 @@ class TorchPeer:
     @torch.no_grad()
     def _prepare_body(self, slots: Any, index: Any) -> Any:
         return step.prepare(xp, self.cfg, self.s, self.param, self.target, slots, index)
+
+    @torch.no_grad()
+    def _together_body(self, slots: Any, index: Any, draw: Any) -> Any:
+        return step.together(xp, self.cfg, self.s, self.param, self.target, slots, index, _float32(draw))
 
     def _loss_body(self, batch: Any) -> Any:
         return step.loss(xp, self.cfg, self.s, self.param, batch)
@@ -244,9 +257,10 @@ class TorchPeer:
     # -- what the contest asks --
     def losses(self, slots: np.ndarray, index: np.ndarray) -> dict[str, float]:
         """Figures of the losses on one given batch, by bus name, by the functions that the steps are made of; nothing
-        changes. Gradients are on, as in a step: off, torch.compile would make others."""
+        that a step reads changes. Gradients are on, as in a step: off, torch.compile would make others."""
         self.synchronize()
-        batch = self._prepare(*(self._tensor(x).to(xp.INDEX) for x in (slots, index)))
+        given = [self._tensor(x).to(xp.INDEX) for x in (slots, index)]
+        batch = self._together(*given, self.draws[0].zero_())[0] if self.folded else self._prepare(*given)
         return {name: float(x) for name, x in self._loss(batch)[1].items()}
 
     def step_with(self, draws: tuple[np.ndarray, ...]) -> None:
@@ -288,6 +302,11 @@ class TorchPeer:
     def metrics(self) -> dict[str, float]:
         self.synchronize()
         return step.bus.metrics(_host(self.s["bus.metrics"]))
+
+
+def _float32(draw: Any) -> Any:
+    """24 bits of a draw in [0, 1), as float32 holds them: rounding up to 1 is out of the question."""
+    return xp.cast(xp.floor(draw * 2.0**24), "float32") * 2.0**-24
 
 
 def _host(x: Any) -> np.ndarray:

@@ -47,11 +47,12 @@ def test_jax_for_processors_only_is_no_peer_on_a_gpu(installed, capsys):
 
 def test_those_that_are_missing_are_skipped_unless_asked_for(installed, capsys):
     installed("torch")
-    assert peers.chosen_peers(None, "cuda") == ["torch:default"]
-    assert capsys.readouterr().out == "jax: not installed: skipped (jax is not installed)\n"
+    assert peers.chosen_peers(None, "cuda") == ["torch:default", "torch:folded"]
+    said_of = "{}: not installed: skipped (jax is not installed)\n"
+    assert capsys.readouterr().out == said_of.format("jax") + said_of.format("jax:folded")
     installed()
     assert peers.main([]) == 2
-    assert "no peer to measure against: torch is not installed, jax is not installed" in said(capsys)
+    assert "no peer to measure against: torch is not installed, jax is not installed; pip" in said(capsys)
 
 
 def test_a_misspelt_profile_shows_the_nearest(installed, capsys):

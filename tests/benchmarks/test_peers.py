@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.peers import weights
+from benchmarks.peers import step, weights
 from benchmarks.peers.contest import AGREED, handed_over
 from kernels.isv import METRICS, OUTPUTS, SIGNALS, SLOTS
 from kernels.philox import Purpose, counter, uniform
@@ -22,6 +22,7 @@ from trainer.recipes.alpha_rl import AlphaRL
 
 STEPS = 45  # into the third rollout; learning starts with the second
 TOLERANCE = 1e-5
+STEM = ("embed.weight", "embed.bias", "layers.0.norm.weight", "layers.0.in_proj.weight", "layers.0.out_proj.weight")
 PLAIN_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 NO_TORCH = importlib.util.find_spec("torch") is None
 
@@ -32,13 +33,10 @@ def no_cuda() -> bool:
     return not torch.cuda.is_available()
 
 
-PEERS = [
-    "jax",
-    pytest.param("torch", marks=pytest.mark.skipif(NO_TORCH, reason="torch is not installed")),
-    pytest.param(
-        "torch compiled", marks=[pytest.mark.gpu, pytest.mark.skipif(NO_TORCH or no_cuda(), reason="torch sees no GPU")]
-    ),
-]
+TORCH = pytest.mark.skipif(NO_TORCH, reason="torch is not installed")
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(NO_TORCH or no_cuda(), reason="torch sees no GPU")]
+FRAMEWORKS = ["jax", pytest.param("torch", marks=TORCH), pytest.param("torch compiled", marks=ON_GPU)]
+FOLDED = ["jax:folded", pytest.param("torch:folded", marks=TORCH), pytest.param("torch compiled:folded", marks=ON_GPU)]
 
 
 def learning() -> AlphaRL:
@@ -93,23 +91,36 @@ def foxhunt():
 
 def make(name: str, foxhunt, arrays=None):
     arrays = foxhunt.before if arrays is None else arrays
+    name, _, folded = name.partition(":")
     if name == "jax":
         from benchmarks.peers.jax_peer import JaxPeer
 
-        return JaxPeer(foxhunt.cfg, arrays, tf32=False, options=PLAIN_COMPILE)
+        return JaxPeer(foxhunt.cfg, arrays, tf32=False, options=PLAIN_COMPILE, folded=bool(folded))
     from benchmarks.peers.torch_peer import TorchPeer
 
     device, mode = ("cuda", "default") if name == "torch compiled" else ("cpu", None)
-    return TorchPeer(foxhunt.cfg, arrays, device, tf32=False, mode=mode)
+    return TorchPeer(foxhunt.cfg, arrays, device, tf32=False, mode=mode, folded=bool(folded))
 
 
-@pytest.fixture(scope="module", params=PEERS)
-def peer(request, foxhunt):
-    """A peer before the step: its figures on foxhunt's batch; and after it."""
-    run = make(request.param, foxhunt)
-    figures = run.losses(foxhunt.drawn.slots, foxhunt.drawn.index)
-    run.step_with(foxhunt.draws)
-    return SimpleNamespace(run=run, name=request.param, figures=figures, after=run.arrays())
+@pytest.fixture(scope="module")
+def stepped(foxhunt):
+    """A peer by name, each made once: its figures on foxhunt's batch before the step; and what it has after it."""
+    made = {}
+
+    def of(name: str) -> SimpleNamespace:
+        if name not in made:
+            run = make(name, foxhunt)
+            figures = run.losses(foxhunt.drawn.slots, foxhunt.drawn.index)
+            run.step_with(foxhunt.draws)
+            made[name] = SimpleNamespace(run=run, name=name, figures=figures, after=run.arrays())
+        return made[name]
+
+    return of
+
+
+@pytest.fixture(scope="module", params=[*FRAMEWORKS, *FOLDED])
+def peer(request, stepped):
+    return stepped(request.param)
 
 
 def relative(got, want) -> float:
@@ -142,6 +153,29 @@ def test_new_weights_moments_and_target(peer, foxhunt):
         change = foxhunt.after[name] - foxhunt.before[name]
         assert np.linalg.norm(change) > 0
         assert relative(peer.after[name] - foxhunt.before[name], change) < 1e-3, name
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_folded_stem_is_the_plain_one(stepped, foxhunt, name):
+    folded, plain = stepped(name), stepped(name.partition(":")[0])
+    assert folded.figures == pytest.approx(plain.figures, rel=TOLERANCE, abs=1e-7)
+    for array in ("opt.param", "opt.m"):
+        views = [foxhunt.layout.views(x) for x in (folded.after[array], plain.after[array], foxhunt.before[array])]
+        for tensor in STEM:
+            got, want, before = (view[tensor] for view in views)
+            assert relative(want, before) > 1e-5
+            assert relative(got, want) < TOLERANCE, (array, tensor)
+
+
+@pytest.mark.parametrize("layers, columns", [(1, 56), (2, 64)])
+def test_one_layer_has_no_stem_to_fold(foxhunt, layers, columns):
+    """The last mixer has no product over all rows that an embedding could go into."""
+    net = foxhunt.cfg.net.model_copy(update={"layers": layers})
+    state = step.state_of(foxhunt.cfg.model_copy(update={"net": net}), foxhunt.before, folded=True)
+    features = state["market.features"]
+    assert features.shape[1] == columns
+    assert (features[:, 56:] == [1, *[0] * 7][: columns - 56]).all()
+    np.testing.assert_array_equal(features[:, :56], foxhunt.before["market.features"])
 
 
 def same(got, want, name: str) -> None:
