@@ -7,7 +7,9 @@ import pkgutil
 
 import kernels
 from kernels.spec import Kernel
-from tests.kernels import cases_env, cases_learn, cases_nets, cases_replay  # noqa: F401 (importing them fills the registry)
+
+# Importing them fills the registry.
+from tests.kernels import cases_env, cases_learn, cases_nets, cases_replay, cases_stem  # noqa: F401
 from tests.kernels.registry import CASES, Case
 
 __all__ = ["CASES", "RUNS", "Case", "exported"]
