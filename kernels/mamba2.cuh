@@ -48,9 +48,10 @@ struct ConvRow {
 };
 
 // Calls use(ConvRow) for k = 0 .. K - 1. `u`: V channels at row 0. Loads run AHEAD rows ahead. ROWS: K where it is known, a
-// multiple of AHEAD, else 0. UNROLLED: row.k is known to the compiler too, at the price of ROWS times the code.
+// multiple of AHEAD, else 0. UNROLLED: row.k is known to the compiler too, at the price of ROWS times the code. Returns the
+// last row.
 template <int V, int ROWS, bool UNROLLED, class Use>
-__device__ inline void for_conv_rows(const float* u, int stride, int rows, const Taps<V>& taps, Use use) {
+__device__ inline ConvRow<V> for_conv_rows(const float* u, int stride, int rows, const Taps<V>& taps, Use use) {
     const int K = ROWS ? ROWS : rows;
     ConvRow<V> row = {};
 #pragma unroll (UNROLLED ? ROWS / AHEAD : 1)
@@ -76,17 +77,24 @@ __device__ inline void for_conv_rows(const float* u, int stride, int rows, const
             use(row);
         }
     }
+    return row;
 }
 
+struct Unseen {
+    template <class P>
+    __device__ void operator()(int, const P&, const P&) const {}
+};
+
 // Backward of the convolution and SiLU at V channels: dvalue(ConvRow) -> gradient of SiLU's output; writes du, and the
-// window's gradients of taps and bias. A row of du is written three rows after its dvalue was asked for, so both may lie
-// in the same place. K >= 4.
-template <int V, int ROWS, class Dvalue>
+// window's gradients of taps and bias. A row of du is written, and shown to seen(k, u, du), three rows after its dvalue was
+// asked for, so both may lie in the same place. K >= 4.
+template <int V, int ROWS, class Dvalue, class Seen = Unseen>
 __device__ inline void conv_backward(
-    const float* u, int stride, int rows, const Taps<V>& taps, Dvalue dvalue, float* du, float* dweight, float* dbias, int CH) {
+    const float* u, int stride, int rows, const Taps<V>& taps, Dvalue dvalue, float* du, float* dweight, float* dbias,
+    int CH, Seen seen = {}) {
     const int K = ROWS ? ROWS : rows;
     Pack<V> d[4] = {}, dw[4] = {}, db = {}, out;  // d[j]: gradient before SiLU at row k - 3 + j
-    for_conv_rows<V, ROWS, false>(u, stride, K, taps, [&](const ConvRow<V>& row) {
+    const ConvRow<V> last = for_conv_rows<V, ROWS, false>(u, stride, K, taps, [&](const ConvRow<V>& row) {
         const Pack<V> dv = dvalue(row);
         d[0] = d[1]; d[1] = d[2]; d[2] = d[3];
 #pragma unroll
@@ -100,7 +108,9 @@ __device__ inline void conv_backward(
                 out.v[v] += taps.w[3 - j].v[v] * d[j].v[v];
             }
         }
-        if (row.k >= 3) store<V>(du + (i64)(row.k - 3) * stride, out);
+        if (row.k < 3) return;
+        store<V>(du + (i64)(row.k - 3) * stride, out);
+        seen(row.k - 3, row.u[0], out);
     });
 #pragma unroll
     for (int k = 1; k < 4; ++k) {  // the last three rows see fewer rows after them
@@ -111,6 +121,7 @@ __device__ inline void conv_backward(
             for (int j = k; j < 4; ++j) out.v[v] += taps.w[3 - j + k].v[v] * d[j].v[v];
         }
         store<V>(du + (i64)(K - 4 + k) * stride, out);
+        seen(K - 4 + k, last.u[k], out);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) store<V>(dweight + j * CH, dw[j]);

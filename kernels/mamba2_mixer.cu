@@ -8,7 +8,7 @@
     const float *__restrict__ zcbxdt, const float *__restrict__ conv_weight, const float *__restrict__ conv_bias, \
         const float *__restrict__ dt_bias, const float *__restrict__ a_log, const float *__restrict__ d_skip, \
         const float *__restrict__ norm_weight, const float eps, float *__restrict__ y, const int R, const int K, \
-        const int E, const int CH, const int HD, const int DI
+        const int E, const int CH, const int HD, const int DI, const int Y
 
 constexpr int GS = ROWS + 4;  // row stride of the scores
 
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
     for (int head = 0; head < HD; ++head) total += squares[head * ROWS + lane];
     const float rstd = 1.0f / sqrtf(total / DI + eps);
 
-    float* out = y + (i64)blockIdx.x * ROWS * DI + h * WIDE + 2 * q;
+    float* out = y + (i64)blockIdx.x * ROWS * Y + h * WIDE + 2 * q;
     const float* weight = norm_weight + h * WIDE + 2 * q;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
         for (int j = 0; j < 8; ++j) {
             const float2 w = at2(weight + 8 * j);
             const float *a = y_of[i / 2][j] + at;
-            *(float2*)(out + t * DI + 8 * j) = make_float2(a[0] * s * w.x, a[1] * s * w.y);
+            *(float2*)(out + t * Y + 8 * j) = make_float2(a[0] * s * w.x, a[1] * s * w.y);
         }
     }
 }
@@ -109,19 +109,19 @@ extern "C" __global__ void __launch_bounds__(256) mamba2_mixer_any(ARGS) {
     const int N = (CH - DI) / 2, P = DI / HD;
     const AnyWindow s(shared, K, N, P);
     const float *window = zcbxdt + (i64)blockIdx.x * K * E, *u = window + DI;
-    float* out = y + (i64)blockIdx.x * K * DI;  // before the norm until the end
+    float* out = y + (i64)blockIdx.x * K * Y;  // before the norm until the end
     any_scores(s, u, E, conv_weight, conv_bias, CH, N, K);
     for (int h = 0; h < HD; ++h) {
         any_head(s, u, E, conv_weight, conv_bias, dt_bias, a_log, h, CH, N, P, K);
         for (int i = threadIdx.x; i < K * P; i += blockDim.x) {
             const int t = i / P, p = i % P;
             const float z = window[(i64)t * E + h * P + p];
-            out[(i64)t * DI + h * P + p] = any_output(s, t, p, d_skip[h], P, K) * z * sigmoid(z);
+            out[(i64)t * Y + h * P + p] = any_output(s, t, p, d_skip[h], P, K) * z * sigmoid(z);
         }
         __syncthreads();
     }
     for (int t = threadIdx.x / 32; t < K; t += blockDim.x / 32) {
-        float* row = out + (i64)t * DI;
+        float* row = out + (i64)t * Y;
         float squares = 0.0f;
         for (int i = threadIdx.x % 32; i < DI; i += 32) squares += row[i] * row[i];
         const float rstd = 1.0f / sqrtf(warp_sum(squares) / DI + eps);

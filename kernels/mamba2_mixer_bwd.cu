@@ -9,8 +9,8 @@
     const float *__restrict__ dy, const float *__restrict__ zcbxdt, const float *__restrict__ conv_weight,         \
         const float *__restrict__ conv_bias, const float *__restrict__ dt_bias, const float *__restrict__ a_log,   \
         const float *__restrict__ d_skip, const float *__restrict__ norm_weight, const float eps, float *dzcbxdt,  \
-        float *__restrict__ partial, const int R, const int K, const int DI, const int E, const int CH, const int HD, \
-        const int V
+        float *__restrict__ partial, float *__restrict__ row_dot, const int R, const int K, const int DI, const int E,    \
+        const int CH, const int HD, const int V
 
 constexpr int GS = ROWS + 4;  // row stride of the scores, their gradient and M
 
@@ -32,15 +32,16 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp / 2, half = warp % 2, g = lane / 4, q = lane % 4;
     const int first = warp * 32, XS = DI + 8;  // first: of this warp's columns
     float* x = (float*)aligned;         // [32, XS]; later a head's part of the scores' gradient, then dC and dB
-    float* d = x + ROWS * XS;           // [32, XS] dY, later dx
-    float* cs = d + ROWS * XS;          // [32, CB]
-    float* bs = cs + ROWS * CB;         // [32, CB]
+    float* d = x + ROWS * XS;           // [32, XS] dY, later dx, then u du of x
+    float* cs = d + ROWS * XS;          // [32, CB], later u du of C
+    float* bs = cs + ROWS * CB;         // [32, CB], later u du of B
     float* score = bs + ROWS * CB;      // [32, GS], later their gradient
     float* masks = score + ROWS * GS;   // [HD, 32, GS] M, later parts of Q, then the scores' gradient transposed [32, GS]
     float *m = masks + h * ROWS * GS, *vectors = masks + HD * ROWS * GS;
     float* dt = vectors + h * ROWS;                               // [HD, 32]
     float2* prefix = (float2*)(vectors + HD * ROWS) + h * ROWS;   // [HD, 32]
-    float* sums = vectors + 3 * HD * ROWS;                        // [2, 2 HD, 32] of g^2, of dout weight g, by warp
+    float* sums = vectors + 3 * HD * ROWS;                        // [2, 2 HD, 32] of g^2, of dout weight g, by warp;
+                                                                  // later [2 HD, 32] of u du without C and B
     float* column = vectors + 7 * HD * ROWS + h * 2 * ROWS;       // [HD, 2, 32] below the diagonal, by warp
     float* row = vectors + 9 * HD * ROWS + h * 2 * ROWS;          // [HD, 2, 32] left of the diagonal, by warp
     float* diagonal = vectors + 11 * HD * ROWS + h * ROWS;        // [HD, 32]
@@ -125,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     }
     __syncthreads();
     float rstd = 0.0f, mean_r = 0.0f;  // of row `lane`
+#pragma unroll 8  // code that does not fit the instruction cache costs more
     for (int w = 0; w < 2 * HD; ++w) {
         rstd += sums[w * ROWS + lane];
         mean_r += sums[(2 * HD + w) * ROWS + lane];
@@ -132,9 +134,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     rstd = 1.0f / sqrtf(rstd / DI + eps);
     mean_r *= rstd / DI;
     float2 dweight[4] = {};
+    float* dots = (half ? d : x) + DI + h;  // row stride XS: the rows' sums of z dz by warp, in the padding
+    float kept = 0.0f;                      // that of row g + 8 q
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int t = g + 8 * i;
+        float dot = 0.0f;
         const float r = __shfl_sync(~0u, rstd, t), mean = __shfl_sync(~0u, mean_r, t);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -146,8 +151,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
             *slot = make_float2(a.dy, b.dy);
             dweight[j].x += a.dweight;
             dweight[j].y += b.dweight;
+            dot += zj.x * a.dz + zj.y * b.dz;
         }
+        for (int o = 1; o < 4; o *= 2) dot += __shfl_xor_sync(~0u, dot, o);
+        if (q == i) kept = dot;
     }
+    dots[(g + 8 * q) * XS] = kept;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         for (int o = 4; o < 32; o *= 2) {
@@ -262,9 +271,18 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     {  // through x's SiLU and convolution, a lane a channel
         const int ch = 2 * WIDE + first + lane;
         const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
+        float* own = d + first + lane;
         conv_backward<1, ROWS>(window + DI + ch, E, ROWS, taps,
-                               [&](const ConvRow<1>& now) { return load<1>(d + now.k * XS + first + lane); },
-                               dwindow + DI + ch, grads + ch, grads + at.conv_bias + ch, CH);
+                               [&](const ConvRow<1>& now) { return load<1>(own + now.k * XS); },
+                               dwindow + DI + ch, grads + ch, grads + at.conv_bias + ch, CH,
+                               [&](int k, const Pack<1>& u, const Pack<1>& du) { own[k * XS] = u.v[0] * du.v[0]; });
+    }
+    __syncwarp();
+    float dot = dots[lane * XS];  // of row `lane` over this warp's columns; where it starts spreads the rows over the banks
+#pragma unroll 2  // as above
+    for (int n = 0; n < 8; ++n) {
+        const float4 v = at4(d + lane * XS + first + (n + lane / 4) % 8 * 4);
+        dot += (v.x + v.y) + (v.z + v.w);
     }
     if (!half) {
         // A lane a row. Moving from row j to j + 1, the pairs k < j <= t lose row j and gain column j.
@@ -278,6 +296,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         const float da = lane ? (float)pairs * rate : 0.0f;
         const float draw = (sum + diagonal[lane] + da) * sigmoid(raw);
         dwindow[(i64)lane * E + DI + CH + h] = draw;
+        dot += draw * window[(i64)lane * E + DI + CH + h];
         const float bias_sum = warp_sum(draw), rate_sum = warp_sum(da * step);
         if (lane == 0) {
             grads[at.dt_bias + h] = bias_sum;
@@ -287,12 +306,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     }
     at.clear_padding(grads, CH, HD, DI);
     __syncthreads();
+    sums[warp * ROWS + lane] = dot;
 
     // The scores' gradient, also transposed: dC = dG B, dB = dG^T C.
     for (int i = threadIdx.x; i < ROWS * ROWS; i += blockDim.x) {
         const int t = i / ROWS, k = i % ROWS;
         float sum = 0.0f;
         if (t >= 16 || k < 16)
+#pragma unroll 4  // as above
             for (int head = 0; head < HD; ++head) sum += x[t * XS + head * WIDE + k];
         score[t * GS + k] = sum;
         masks[k * GS + t] = sum;
@@ -318,11 +339,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
 
     // Through the SiLU and convolution of C and B, 8 rows of 32 channels a warp; the gradients of taps and biases in parts.
     for (int task = warp; task < 16; task += 2 * HD) {
-        const int ch = task / 4 * 32 + lane, segment = task % 4;
+        const int ch = task / 4 * 32 + lane, segment = task % 4, place = ch / WIDE * ROWS * CB + ch % WIDE;
         const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
         float terms[5];
-        conv_backward_segment(window + DI + ch, E, segment * AHEAD, taps, x + ch / WIDE * ROWS * CB + ch % WIDE, CB,
-                              dwindow + DI + ch, terms);
+        conv_backward_segment(window + DI + ch, E, segment * AHEAD, taps, x + place, CB, dwindow + DI + ch, cs + place,
+                              terms);
 #pragma unroll
         for (int j = 0; j < 5; ++j) d[(segment * 5 + j) * 2 * WIDE + ch] = terms[j];
     }
@@ -332,6 +353,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         float sum = 0.0f;
         for (int segment = 0; segment < 4; ++segment) sum += d[segment * 10 * WIDE + i];
         grads[j < 4 ? j * CH + ch : at.conv_bias + ch] = sum;
+    }
+    for (int t = threadIdx.x / 16; t < ROWS; t += blockDim.x / 16) {  // 16 lanes a row
+        const int i = lane % 16;
+        const float4 c = at4(cs + t * CB + 4 * i), b = at4(bs + t * CB + 4 * i);
+        float sum = ((c.x + c.y) + (c.z + c.w)) + ((b.x + b.y) + (b.z + b.w));
+        if (i < 2 * HD) sum += sums[i * ROWS + t];
+        for (int o = 1; o < 16; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
+        if (i == 0) row_dot[first_row + t] = sum;
     }
 }
 
@@ -447,5 +476,12 @@ extern "C" __global__ void __launch_bounds__(256) mamba2_mixer_bwd_any(ARGS) {
         const Taps<1> taps(conv_weight + ch, conv_bias + ch, CH);
         conv_backward<1, 0>(u + ch, E, K, taps, [&](const ConvRow<1>& now) { return load<1>(du + (i64)now.k * E + ch); },
                          du + ch, grads + ch, grads + at.conv_bias + ch, CH);
+    }
+    __syncthreads();
+    for (int t = warp; t < K; t += warps) {
+        float sum = 0.0f;
+        for (int i = lane; i < E; i += 32) sum += dwindow[(i64)t * E + i] * window[(i64)t * E + i];
+        sum = warp_sum(sum);
+        if (lane == 0) row_dot[(i64)blockIdx.x * K + t] = sum;
     }
 }

@@ -56,6 +56,7 @@ def reference(
     eps: float,
     dzcbxdt: Any,
     partial: Any,
+    row_dot: Any,
 ) -> None:
     inner, channels, heads = dy.shape[2], conv_bias.shape[0], dt_bias.shape[0]
     n, conv = (channels - inner) // 2, slice(inner, inner + channels)
@@ -81,6 +82,7 @@ def reference(
     skip = (dout * cbx[..., 2 * n :]).sum(axis=1)
     partial[:, where["D"]] = skip.reshape(-1, heads, inner // heads).sum(axis=2)
     partial[:, where["gate_norm.weight"]] = dnorm.sum(axis=1)
+    np.matmul(dzcbxdt[..., None, :], zcbxdt[..., :, None], out=row_dot[..., None, None])
 
 
 def general(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
@@ -107,6 +109,7 @@ KERNEL = Kernel(
         *INPUTS,
         Arg("dzcbxdt", REAL, "out", "R,K,E"),
         Arg("partial", REAL, "out", "R,V", "a window's gradients of the mixer's vectors (kernels/vectors.py)"),
+        Arg("row_dot", REAL, "out", "R,K", "sum over E of dzcbxdt zcbxdt: the gradient of a factor of the row"),
     ),
     reference=reference,
     launcher=launcher,

@@ -133,11 +133,11 @@ __device__ inline void scores(const float* c, const float* b, float* score) {
     }
 }
 
-// Backward of convolution and SiLU at one channel and AHEAD rows from `first` on: writes du there, and adds to nothing:
-// terms [5] are these rows' parts of the gradients of the taps and the bias.
+// Backward of convolution and SiLU at one channel and AHEAD rows from `first` on: writes du there and u du to `products`,
+// which lies like dvalue, and adds to nothing: terms [5] are these rows' parts of the gradients of the taps and the bias.
 __device__ inline void conv_backward_segment(
     const float* u, int stride, int first, const Taps<1>& taps, const float* dvalue, int dstride, float* du,
-    float (&terms)[5]) {
+    float* products, float (&terms)[5]) {
     float in[AHEAD + 6], d[AHEAD + 3];
 #pragma unroll
     for (int i = 0; i < AHEAD + 6; ++i) {
@@ -164,5 +164,6 @@ __device__ inline void conv_backward_segment(
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum += taps.w[3 - j].v[0] * d[i + j];
         du[(i64)(first + i) * stride] = sum;
+        products[(first + i) * dstride] = sum * in[i + 3];
     }
 }

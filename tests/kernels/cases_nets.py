@@ -178,6 +178,27 @@ def all_rows(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: boo
     return out | ({"V": place(mixer_vectors(2 * n + heads * p, heads, heads * p))[1]} if backward else {})
 
 
+def forward_rows(
+    r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool = False, more: int = 0
+) -> dict[str, Any]:
+    return all_rows(r, rng, n, heads, p, k, backward) | {"Y": heads * p + more}
+
+
+@case(mamba2_mixer, FEW[::3], "the seed profile, columns behind")
+def wider(r: int, rng: Any) -> dict[str, Any]:
+    return forward_rows(r, rng, 64, 8, 64, 32, more=64)
+
+
+@case(mamba2_mixer, FEW[::3], "the small profile, an odd number of columns behind")
+def wider_odd(r: int, rng: Any) -> dict[str, Any]:
+    return forward_rows(r, rng, 64, 4, 64, 32, more=57)
+
+
+@case(mamba2_mixer, FEW, "odd sizes, columns behind")
+def wider_any(r: int, rng: Any) -> dict[str, Any]:
+    return forward_rows(r, rng, 5, 3, 22, 4, more=7)
+
+
 def last_row(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool) -> dict[str, Any]:
     return all_rows(r, rng, n, heads, p, k, backward) | {"N": n, "E": n + heads * p + heads}
 
@@ -194,7 +215,7 @@ for label, shape in {
 }.items():
     sizes = FEW[::3] if shape[-1] >= 32 else FEW
     for module, make, backward in (
-        (mamba2_mixer, all_rows, False),
+        (mamba2_mixer, forward_rows, False),
         (mamba2_mixer_bwd, all_rows, True),
         (mamba2_last, last_row, False),
         (mamba2_last_bwd, last_row, True),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kernels import mamba2_last, mamba2_last_bwd, mamba2_mixer, mamba2_mixer_bwd
 from kernels.vectors import mixer_vectors, place
 from tests.kernels.net_pairs import (
+    EPS,
     Pair,
     check_gradients,
     output_weights,
@@ -35,7 +36,8 @@ def parameters(rng, n, heads, p):
     return shapes, out
 
 
-def all_rows(r, k, n, heads, p, seed=0) -> Pair:
+def all_rows(r, k, n, heads, p, seed=0, more=0) -> Pair:
+    """`more`: columns of y behind the mixer's own."""
     rng = np.random.default_rng(seed)
     shapes, inputs = parameters(rng, n, heads, p)
     inner, width = heads * p, 2 * heads * p + 2 * n + heads
@@ -45,8 +47,9 @@ def all_rows(r, k, n, heads, p, seed=0) -> Pair:
         tensors = vectors(out["partial"], shapes)
         return {"zcbxdt": out["dzcbxdt"]} | {NAMES[k]: v for k, v in tensors.items()}
 
-    outs = {"y": (r, k, inner), "dzcbxdt": (r, k, width), "partial": (r, place(shapes)[1])}
-    return Pair(mamba2_mixer.KERNEL, mamba2_mixer_bwd.KERNEL, inputs, outs, {"y": "dy"}, grads, {})
+    outs = {"dzcbxdt": (r, k, width), "partial": (r, place(shapes)[1]), "row_dot": (r, k)}
+    before = {"y": rng.standard_normal((r, k, inner + more))}
+    return Pair(mamba2_mixer.KERNEL, mamba2_mixer_bwd.KERNEL, inputs, outs, {"y": "dy"}, grads, before)
 
 
 def last_row(r, k, n, heads, p, seed=0) -> Pair:
@@ -111,6 +114,26 @@ def test_last_row_equals_the_full_mixer(r, k, n, heads, p, seed):
     assert (dx[:, :-1, :inner] == 0).all() and (dx[:, :-4, inner : inner + n] == 0).all()
     for name in want:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-8, atol=1e-11, err_msg=name)
+
+
+def test_row_dot_is_the_gradient_of_a_factor_of_the_row():
+    pair = all_rows(2, 7, 3, 2, 5)
+    weights = output_weights(pair)
+    _, out = run_backward(pair, run_forward(pair), weights)
+    x, numeric = pair.inputs["zcbxdt"].copy(), np.zeros((2, 7))
+    for row in np.ndindex(2, 7):
+        for sign in (1, -1):
+            pair.inputs["zcbxdt"] = x.copy()
+            pair.inputs["zcbxdt"][row] *= 1 + sign * EPS
+            numeric[row] += sign * (run_forward(pair)["y"] * weights["y"]).sum() / (2 * EPS)
+    np.testing.assert_allclose(out["row_dot"], numeric, rtol=1e-5, atol=1e-7)
+
+
+def test_columns_behind_the_mixers_keep_their_values():
+    wide, inner = all_rows(2, 9, 4, 2, 5, more=3), 10
+    y = run_forward(wide)["y"]
+    np.testing.assert_allclose(y[..., :inner], run_forward(all_rows(2, 9, 4, 2, 5))["y"], rtol=1e-12)
+    np.testing.assert_array_equal(y[..., inner:], wide.extra["y"][..., inner:])
 
 
 def test_rows_never_see_the_future():

@@ -97,6 +97,7 @@ class MixerAll(Mixer):
         }
         if backward:
             shapes |= {"dy": (r, k, self.inner), "dzcbxdt": (r, k, self.width), "mixer_partial": (r, self.vector_size)}
+            shapes["row_dot"] = (r, k)
         return self._scratch(prefix, shapes)
 
     def forward(self, device: Device, p: Any, act: Any, n: Any) -> None:
@@ -110,8 +111,8 @@ class MixerAll(Mixer):
         a, dy, dproj = self.name, act[f"{self.name}.dy"], act[f"{self.name}.dzcbxdt"]
         linear_backward_weight(device, ddelta, act[f"{a}.y"], g[f"{a}.out_proj.weight"])
         linear_backward_input(device, ddelta, p[f"{a}.out_proj.weight"], dy)
-        partial = act[f"{a}.mixer_partial"]
-        device.launch(mamba2_mixer_bwd.KERNEL, dy, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, dproj, partial)
+        partial, dot = act[f"{a}.mixer_partial"], act[f"{a}.row_dot"]
+        device.launch(mamba2_mixer_bwd.KERNEL, dy, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, dproj, partial, dot)
         vectors_backward(device, partial, g[f"{a}.vectors"])
         linear_backward_weight(device, dproj, n, g[f"{a}.in_proj.weight"])
         linear_backward_input(device, dproj, p[f"{a}.in_proj.weight"], dn)
