@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels import stem_weights
+import numpy as np
+
+from kernels import stem_scale, stem_weights
 from kernels.stem_weights import stem_columns
 from tests.kernels.registry import around, case
 
@@ -37,3 +39,36 @@ for label, (d, f, inner) in SHAPES.items():
     @case(stem_weights, rows if d < 100 else rows[2:], label)
     def folding(e: int, rng: Any, d: int = d, f: int = f, inner: int = inner) -> dict[str, Any]:
         return weights(e, d, f, inner, rng)
+
+
+def rows_of(r: int, k: int, f: int, before: int, rng: Any) -> np.ndarray:
+    """[R, K, before + X]: x~, normalised features and a 1, after `before` columns of something else."""
+    x = np.zeros((r, k, before + stem_columns(f)))
+    x[..., : before + f] = rng.normal(size=(r, k, before + f))
+    x[..., before + f] = 1
+    return x
+
+
+def gram_of(f: int, d: int, rng: Any) -> np.ndarray:
+    """We~^T We~, symmetric to the last bit."""
+    stem = np.zeros((d, stem_columns(f)))
+    stem[:, : f + 1] = rng.normal(0, f**-0.5, (d, f + 1))
+    gram = stem.T @ stem
+    return np.tril(gram) + np.tril(gram, -1).T
+
+
+# (K, F, columns before x~)
+ROWS = {
+    "": (4, 56, 8),
+    "the seed profile": (32, 56, 512),
+    "nothing before, no padding": (3, 63, 0),
+    "odd place": (3, 60, 5),
+    "few features": (4, 8, 6),
+    "many features": (5, 150, 3),
+}
+for label, (k, f, before) in ROWS.items():
+    windows = (*around(32, 8449)[::2], 33) if not label else (1, 9)
+
+    @case(stem_scale, windows, label)
+    def scaling(r: int, rng: Any, k: int = k, f: int = f, before: int = before) -> dict[str, Any]:
+        return {"x": rows_of(r, k, f, before, rng), "gram": gram_of(f, 96, rng), "width": 96, "eps": EPS}
