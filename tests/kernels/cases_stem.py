@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels import stem_scale, stem_weights
+from kernels import stem_gram, stem_scale, stem_weights
 from kernels.stem_weights import stem_columns
 from tests.kernels.registry import around, case
 
@@ -72,3 +72,17 @@ for label, (k, f, before) in ROWS.items():
     @case(stem_scale, windows, label)
     def scaling(r: int, rng: Any, k: int = k, f: int = f, before: int = before) -> dict[str, Any]:
         return {"x": rows_of(r, k, f, before, rng), "gram": gram_of(f, 96, rng), "width": 96, "eps": EPS}
+
+
+# (K, F, P). At the seed profile a part is up to 5 windows, 160 rows: a third lot of stem_gram's.
+for label, (k, f, p) in {
+    "": (4, 56, 3),
+    "the seed profile": (32, 56, 2),
+    "more parts than windows": (5, 60, 11),
+    "few features": (3, 8, 2),
+    "many features": (2, 150, 1),
+}.items():
+
+    @case(stem_gram, around(14, 33) if not label else (1, 9), label)
+    def products(r: int, rng: Any, k: int = k, f: int = f, p: int = p) -> dict[str, Any]:
+        return {"xs": rows_of(r, k, f, 0, rng), "P": p, "Q": stem_columns(f) ** 2}
