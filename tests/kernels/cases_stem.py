@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels import stem_gram, stem_scale, stem_weights
+from kernels import stem_gram, stem_scale, stem_weights, stem_weights_bwd
 from kernels.stem_weights import stem_columns
 from tests.kernels.registry import around, case
 
@@ -86,3 +86,14 @@ for label, (k, f, p) in {
     @case(stem_gram, around(14, 33) if not label else (1, 9), label)
     def products(r: int, rng: Any, k: int = k, f: int = f, p: int = p) -> dict[str, Any]:
         return {"xs": rows_of(r, k, f, 0, rng), "P": p, "Q": stem_columns(f) ** 2}
+
+
+# Rows of in_proj: 192 are one round of stem_weights_bwd's warps, and the profiles have E = 1160 and 644.
+for label, (d, f, inner) in SHAPES.items():
+    rows = {"the seed profile": (257, 1160), "the small profile": (193, 644)}.get(label, around(192, 33))
+
+    @case(stem_weights_bwd, rows, label)
+    def unfolding(e: int, rng: Any, d: int = d, f: int = f, inner: int = inner) -> dict[str, Any]:
+        x, given = stem_columns(f), weights(e, d, f, inner, rng)
+        terms = rng.normal(size=(x, 2 * x))
+        return given | {"gram_sum": (terms @ terms.T).ravel() * rng.choice([-1, 1])}
