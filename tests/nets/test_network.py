@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.nets.harness import CONFIGS, FEATURES, build, run, run_forward
+from tests.nets.harness import CONFIGS, FEATURES, build, put_windows, run, run_forward
 from trainer.config import NetConfig, load_config
 from trainer.device.fields import allocate
 from trainer.device.recording import RecordingDevice
@@ -19,28 +19,30 @@ def test_shapes_of_the_interface(name):
     t = build(config, rows)
     run(t)
     hidden, d = config["hidden"], config["d_model"]
-    shapes = {"x": (rows, config["window"], FEATURES), "private": (rows, 8), "h_prev": (rows, hidden), "ts": (rows,)}
+    wide = 2 * d + 8 if t.net.first else t.windows.shape[2]  # y of the first layer, then 7 features and a 1
+    shapes = {"x": (rows, config["window"], wide), "private": (rows, 8), "h_prev": (rows, hidden), "ts": (rows,)}
     shapes |= {"enc": (rows, d), "h": (rows, hidden), "out": (rows, 256), "d_out": (rows, 256)}
     assert {key: t.act[key].shape for key in shapes} == shapes
 
 
 def test_forward_fields_hold_nothing_of_the_backward_pass():
     net = Network(NetConfig(**TWO), FEATURES)
-    forward = {f.name for f in net.fields("t", 2, backward=False)}
-    both = {f.name for f in net.fields("t", 2, backward=True)}
+    forward = {f.name for f in net.fields("t", 2)}
+    both = {f.name for f in net.fields("t", 2, backward=2)}
     assert forward < both and "t.d_out" not in forward
 
 
 def test_windows_come_first_in_all_that_a_mixer_keeps():
     """So a pass over many windows can be read and gone back through in runs of windows, each of them contiguous."""
     net = Network(NetConfig(**TWO), FEATURES)
-    found = [f for layer in net.encoder.layers for f in layer.fields("t", 7, backward=True)]
+    found = [f for layer in net.encoder.layers for f in layer.fields("t", 7, backward=7)]
     assert len(found) > 10 and [(f.name, f.shape) for f in found if f.shape[0] != 7] == []
 
 
 def test_windows_do_not_touch_each_other():
     t, other = build(TWO, rows=3), build(TWO, rows=3)
-    other.act.x[1] += 1
+    other.windows[1] += 1
+    put_windows(other.net, other.act, other.windows)
     run_forward(t)
     run_forward(other)
     same = (t.act.out == other.act.out).all(axis=1)
@@ -70,7 +72,7 @@ def test_last_layer_equals_the_full_computation():
     t = build(TWO, rows=2)
     run_forward(t)
     layer, full = t.net.encoder.layers[1], type(t.net.encoder.layers[0])(NetConfig(**TWO), 1)
-    act = allocate(t.device, full.fields("f", 2, False), np.float64).ns("f")
+    act = allocate(t.device, full.fields("f", 2, 0), np.float64).ns("f")
     full.forward(t.device, t.p, act, t.act["n.1"])
     np.testing.assert_allclose(act[f"{layer.name}.delta"][:, -1], t.act[f"{layer.name}.delta"], rtol=1e-10, atol=1e-13)
 
@@ -91,19 +93,22 @@ def test_recorded_region_equals_eager_at_every_step():
     """Forward and backward as a captured graph would run them: pointers frozen, nothing allocated, nothing read."""
     eager, source = build(TWO, rows=2, real=np.float32), np.random.default_rng(5)
     device = RecordingDevice()
-    store = allocate(device, eager.net.fields("t", 2, True))
+    store = allocate(device, [*eager.net.weight_fields("w"), *eager.net.fields("t", 2, 2)])
     params, grads = device.empty(eager.params.shape, np.float32), device.empty(eager.params.shape, np.float32)
     params[...] = eager.params
     grads[...] = 0
-    p, g, act = eager.net.layout.views(params), eager.net.layout.views(grads), store.ns("t")
+    p, g, act = eager.net.weights(params, store.ns("w")), eager.net.layout.views(grads), store.ns("t")
 
     def body() -> None:
+        eager.net.prepare(device, p)
         eager.net.forward(device, p, act)
         eager.net.backward(device, p, g, act)
 
     region = device.region(body, "net")
     for step in range(5):
-        for key in ("x", "private", "h_prev", "ts"):
+        put_windows(eager.net, eager.act, source.standard_normal(eager.windows.shape))
+        act.x[...] = eager.act.x
+        for key in ("private", "h_prev", "ts"):
             eager.act[key][...] = source.standard_normal(eager.act[key].shape)
             act[key][...] = eager.act[key]
         act.d_out[...] = eager.act.d_out

@@ -44,7 +44,7 @@ def test_mixer_equals_transformers(case, kind):
     p, g = layout.views(np.zeros(layout.size)), layout.views(np.full(layout.size, np.nan))
     for name, value in ours(golden, "param").items():
         p[f"layers.0.{name}"][...] = value
-    act = allocate(device, mixer.fields("t", ROWS, True), np.float64).ns("t")
+    act = allocate(device, mixer.fields("t", ROWS, ROWS), np.float64).ns("t")
 
     mixer.forward(device, p, act, golden["x"])
     rows = slice(None) if case == "all" else -1
@@ -74,7 +74,7 @@ def test_cell_equals_ncps():
     maps = ("ff1", "ff2", "time_a", "time_b")
     p["cfc.backbone.weight"][...] = affine(golden, "param", "backbone.0")
     p["cfc.maps.weight"][...] = affine(golden, "param", *maps)
-    act = {f.name: np.full(f.shape, np.nan) for f in cell.fields("t", len(golden["ts"]), True)}
+    act = {f.name: np.full(f.shape, np.nan) for f in cell.fields("t", len(golden["ts"]), len(golden["ts"]))}
     act["t.enc"] = golden["x"][:, :d].copy()
     act["t.private"][...] = golden["x"][:, d:]
     act["t.h_prev"][...], act["t.ts"][...] = golden["h_prev"], golden["ts"]

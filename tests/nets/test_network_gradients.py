@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.nets.harness import CONFIGS, build, run, run_forward
+from tests.nets.harness import CONFIGS, build, put_windows, run, run_forward
 from trainer.nets.heads import AUX, POLICY, USED, VALUE, Q
 
 EPS = 1e-5  # best step of central differences here
@@ -44,17 +44,20 @@ def test_each_parameter_along_five_directions(name):
 def test_second_pass_over_poisoned_scratch_gives_the_same_bits(name):
     """Nothing stale is read and nothing is added to: scratch, outputs and gradients are NaN before each pass."""
     t = build(CONFIGS[name])
-    inputs = {key: np.array(t.act[key]) for key in ("x", "private", "h_prev", "ts", "d_out")}
+    inputs = {key: np.array(t.act[key]) for key in ("private", "h_prev", "ts", "d_out")}
     first = None
     for _ in range(2):
         for array in t.store.arrays.values():
             array.fill(np.nan)
         t.grads.fill(np.nan)
+        put_windows(t.net, t.act, t.windows)
         for key, value in inputs.items():
             t.act[key][...] = value
+        x = t.act.x[..., t.net.first :].copy()
         run(t)
         result = {e.name: t.g[e.name].copy() for e in t.net.layout.entries} | {"out": t.act.out.copy()}
         assert all(np.isfinite(v).all() for v in result.values())
+        np.testing.assert_array_equal(t.act.x[..., t.net.first :], x, err_msg="x is the caller's and was changed")
         for key, value in inputs.items():
             np.testing.assert_array_equal(t.act[key], value, err_msg=f"{key} is the caller's and was changed")
         if first is not None:

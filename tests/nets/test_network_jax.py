@@ -20,7 +20,7 @@ def relative(got, want) -> float:
 def oracle(t, config):
     """Outputs, and the gradient of sum(out * d_out) by every tensor."""
     params = {e.name: np.array(t.p[e.name]) for e in t.net.layout.entries}
-    inputs = [np.array(t.act[name]) for name in ("x", "private", "h_prev", "ts")]
+    inputs = [t.windows, *(np.array(t.act[name]) for name in ("private", "h_prev", "ts"))]
 
     def weighted(params):
         out = network(params, config["headdim"], config["layers"], *inputs)

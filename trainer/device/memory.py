@@ -1,6 +1,6 @@
 """Memory on a device by arena, and whether a run fits before any of it is allocated.
 
-An arena is what shares the first part of its name: "market", "rollout", "joint" (activations of the joint batch), ...
+An arena is what shares the first part of its name: "market", "rollout", "joint" (activations of the online pass), ...
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SMALLER = {
     "replay": "a smaller learn.per_capacity",
     "rollout": "a smaller env.n_backtests",
     "act": "a smaller env.n_backtests or net.d_model",
-    "joint": "a smaller learn.batch or net.d_model",
+    "joint": "a smaller learn.batch, env.n_backtests or net.d_model",
     "next": "a smaller learn.batch or net.d_model",
     "eval": "a shorter series",
     "log": "a shorter series",

@@ -66,8 +66,9 @@ def evaluator_fields(cfg: StudyConfig, net: Network, lanes: list[tuple[int, int]
         *(Field(f"log.{name}", (steps, b), dtype, "scratch") for name, dtype in RECORDED),
         *env_fields(cfg, b, prefix="lane"),
         *acting_fields("acting", b),
-        *net.fields("chunk", CHUNK, backward=False),
-        *net.fields("act", b, backward=False),
+        *net.weight_fields("eval"),
+        *net.fields("chunk", CHUNK),
+        *net.fields("act", b),
     ]
 
 
@@ -98,7 +99,7 @@ class Evaluator:
         self.store = Store([*own.fields.values()], own.arrays | shared)
         self.env = Environment(device, cfg, self.store, prefix="lane", clock="eval.step")
         self.env.reset_to(first, last)  # checks the lanes; from now on `_begin` puts them back
-        self.params = self.net.layout.views(self.store["eval.param"])
+        self.params = self.net.weights(self.store["eval.param"], self.store.ns("eval"))
         # Looked up once: with few lanes a step is short, and names would be a tenth of it.
         self._act, self._lane, self._acting = (self.store.ns(name) for name in ("act", "lane", "acting"))
         self._recorded = self._record_arguments()
@@ -150,6 +151,7 @@ class Evaluator:
 
     def _begin(self) -> None:
         d, s = self.device, self.store
+        self.net.prepare(d, self.params)
         for name in ("eval.h", "eval.cursor"):
             d.zero(s[name])
         d.copy(self._lane.start_row, s["eval.first"])
@@ -157,7 +159,8 @@ class Evaluator:
 
     def _encode(self) -> None:
         d, chunk, m = self.device, self.store.ns("chunk"), self.store.ns("market")
-        d.launch(gather_windows.KERNEL, self._rows, m.features, m.mean, m.std, m.ts_gap, 0, chunk.x, chunk.ts)
+        values = m.features, m.mean, m.std, m.ts_gap, self.net.first
+        d.launch(gather_windows.KERNEL, self._rows, *values, chunk.x, chunk.ts)
         self.net.encode(d, self.params, chunk)
         d.launch(scatter_rows.KERNEL, chunk.enc, self._index, self.store["eval.table"])
 

@@ -43,7 +43,7 @@ class CfCCell:
             Entry("cfc.maps.weight", maps, affine_xavier(self.units, self.hidden)),
         ]
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
+    def fields(self, prefix: str, rows: int, backward: int) -> list[Field]:
         r, h, u = rows, self.hidden, self.units
         shapes: dict[str, tuple[int, ...]] = {
             "private": (r, N_PRIVATE),
@@ -58,6 +58,7 @@ class CfCCell:
             "h_head": (r, h + BIAS_COLUMNS),
         }
         if backward:
+            r = backward
             shapes |= {
                 "dh_head": (r, h + BIAS_COLUMNS),
                 "dmaps": (r, 4 * h),

@@ -20,8 +20,9 @@ def dry_pass(cfg: NetConfig, n_features: int, limit: int | None) -> DryDevice:
     """What one pass launches where a block gets `limit` bytes of shared memory."""
     net, device = Network(cfg, n_features), DryDevice(limit)
     weights = [Field(f"net.{name}", (net.layout.size,), kind="scratch") for name in ("param", "grad")]
-    store = allocate(device, [*weights, *net.fields("pass", 1, backward=True)])
-    params, grads = (net.layout.views(store[f"net.{name}"]) for name in ("param", "grad"))
+    store = allocate(device, [*weights, *net.weight_fields("net"), *net.fields("pass", 1, backward=1)])
+    params, grads = net.weights(store["net.param"], store.ns("net")), net.layout.views(store["net.grad"])
+    net.prepare(device, params)
     net.forward(device, params, store.ns("pass"))
     net.backward(device, params, grads, store.ns("pass"))
     return device

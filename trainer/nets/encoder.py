@@ -1,27 +1,21 @@
 """The encoder: window [K, F] -> linear -> L x (RMSNorm -> Mamba-2 -> residual) -> RMSNorm of the last row -> [D].
 
-Windows are independent; no state passes between them.
+Windows are independent; no state passes between them. Where the residual stream begins, and what is folded into that,
+is the stem's (stem.py); what is here goes from its `res.{depth}` on.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kernels import (
-    bias_rmsnorm_bwd,
-    encoding_norm,
-    encoding_norm_bwd,
-    residual_rmsnorm,
-    residual_rmsnorm_bwd,
-    rmsnorm,
-)
-from kernels.vectors import padded
+from kernels import encoding_norm, encoding_norm_bwd, residual_rmsnorm, residual_rmsnorm_bwd, rmsnorm
 from trainer.config import NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
 from trainer.nets.arena import Entry, ParamLayout, constant, fan_in
-from trainer.nets.layers import linear, linear_backward_weight, vectors_backward
+from trainer.nets.layers import vectors_backward
 from trainer.nets.mamba2 import EPS, MixerAll, MixerLast
+from trainer.nets.stem import make_stem
 
 
 class Encoder:
@@ -29,6 +23,7 @@ class Encoder:
         self.d, self.window, self.features, self.depth = cfg.d_model, cfg.window, n_features, cfg.layers
         self.layers: list[MixerAll | MixerLast] = [MixerAll(cfg, i) for i in range(cfg.layers - 1)]
         self.layers.append(MixerLast(cfg, cfg.layers - 1))
+        self.stem = make_stem(cfg, n_features, self.layers)
 
     def entries(self) -> list[Entry]:
         out = [
@@ -44,41 +39,46 @@ class Encoder:
         for layer in self.layers:
             layer.add_blocks(layout)
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
-        r, k, d = rows, self.window, self.d
+    def fields(self, prefix: str, rows: int, backward: int = 0) -> list[Field]:
+        """Of a pass over `rows` windows, the first `backward` of which a backward pass goes over."""
+        r, k, d, lowest = rows, self.window, self.d, self.stem.depth
         shapes: dict[str, tuple[int, ...]] = {}
-        for i in range(self.depth):
-            kept = k if backward or i == 0 or i + 1 < self.depth else 1  # the last layer reads one row
+        for i in range(lowest, self.depth):
+            kept = k if backward or i == lowest or i + 1 < self.depth else 1  # the last layer reads one row
             shapes |= {f"res.{i}": (r, kept, d), f"n.{i}": (r, k, d), f"rstd.{i}": (r, k)}
-            if backward:
-                partial = (r, d) if i else (r, 2 * padded(d))
-                shapes |= {f"dres.{i}": (r, k, d), f"norm_partial.{i}": partial}
-        shapes |= {"res.last": (r, d), "rstd.last": (r,)}
+        shapes |= {"res.last": (r, d), "rstd.last": (r,), "enc": (r, d)}
+        out = self.stem.fields(prefix, rows, backward)
         if backward:
-            shapes |= {f"dres.{self.depth}": (r, 1, d), "norm_partial.last": (r, d), "dn": (r, k, d)}
-        out = [
-            Field(f"{prefix}.x", (r, k, self.features), kind="scratch", doc="normalised window, the caller's"),
-            Field(f"{prefix}.enc", (r, d), kind="scratch", doc="encoding of the last row"),
-            *(Field(f"{prefix}.{name}", shape, kind="scratch") for name, shape in shapes.items()),
-        ]
-        for layer in self.layers:
+            for i in range(lowest, self.depth):
+                partial = self.stem.norm_partial if i == lowest else d
+                shapes |= {f"dres.{i}": (backward, k, d), f"norm_partial.{i}": (backward, partial)}
+            shapes |= {
+                f"dres.{self.depth}": (backward, 1, d),
+                "norm_partial.last": (backward, d),
+                "dn": (backward, k, d),
+            }
+        out += [Field(f"{prefix}.{name}", shape, kind="scratch") for name, shape in shapes.items()]
+        for layer in self.layers[lowest:]:
             out += layer.fields(prefix, rows, backward)
         return out
 
     def forward(self, device: Device, p: Any, act: Any) -> None:
-        """x [R, K, F] -> enc [R, D]. Kept for backward: res, rstd, n of each layer, and what the mixers keep."""
-        linear(device, act.x, p["embed.weight"], act["res.0"], p["embed.bias"])
-        device.launch(rmsnorm.KERNEL, act["res.0"], p["layers.0.norm.weight"], EPS, act["n.0"], act["rstd.0"])
-        for i, layer in enumerate(self.layers):
+        """x -> enc [R, D]. Kept for backward: res, rstd, n of each layer, and what stem and mixers keep."""
+        lowest = self.stem.depth
+        self.stem.forward(device, p, act)
+        out = act[f"n.{lowest}"], act[f"rstd.{lowest}"]
+        device.launch(rmsnorm.KERNEL, act[f"res.{lowest}"], p[f"layers.{lowest}.norm.weight"], EPS, *out)
+        for i in range(lowest, self.depth):
+            layer = self.layers[i]
             layer.forward(device, p, act, act[f"n.{i}"])
             base, delta = act[f"res.{i}"], act[f"{layer.name}.delta"]
             if i + 1 < self.depth:
                 weight = p[f"layers.{i + 1}.norm.weight"]
-                out = act[f"res.{i + 1}"], act[f"n.{i + 1}"], act[f"rstd.{i + 1}"]
-                device.launch(residual_rmsnorm.KERNEL, base, delta, weight, EPS, *out)
+                above = act[f"res.{i + 1}"], act[f"n.{i + 1}"], act[f"rstd.{i + 1}"]
+                device.launch(residual_rmsnorm.KERNEL, base, delta, weight, EPS, *above)
             else:
-                out = act["res.last"], act.enc, act["rstd.last"]
-                device.launch(encoding_norm.KERNEL, base, delta, p["norm.weight"], EPS, *out)
+                above = act["res.last"], act.enc, act["rstd.last"]
+                device.launch(encoding_norm.KERNEL, base, delta, p["norm.weight"], EPS, *above)
 
     def backward(self, device: Device, p: Any, g: Any, act: Any, dcat: Any) -> None:
         """dcat [R, X]: its first D columns are the encoding's gradient. Writes every gradient of the encoder."""
@@ -86,21 +86,18 @@ class Encoder:
         saved = act["res.last"], act["rstd.last"], p["norm.weight"]
         device.launch(encoding_norm_bwd.KERNEL, dcat, *saved, dres, partial)
         vectors_backward(device, partial, g["norm.weight"])
-        for i in reversed(range(self.depth)):
+        for i in range(self.depth - 1, self.stem.depth - 1, -1):
             layer = self.layers[i]
             layer.backward(device, p, g, act, act[f"n.{i}"], dres, act.dn)
-            kernel, vectors = (
-                (residual_rmsnorm_bwd.KERNEL, f"{layer.name}.norm.weight")
-                if i
-                else (bias_rmsnorm_bwd.KERNEL, "embed.vectors")
-            )
+            own = residual_rmsnorm_bwd.KERNEL, f"{layer.name}.norm.weight"
+            kernel, vectors = self.stem.norm_backward if i == self.stem.depth else own
             saved = act[f"res.{i}"], act[f"rstd.{i}"], p[f"{layer.name}.norm.weight"]
             below, partial = act[f"dres.{i}"], act[f"norm_partial.{i}"]
             device.launch(kernel, act.dn, dres, *saved, below, partial)
             vectors_backward(device, partial, g[vectors])
             dres = below
-        linear_backward_weight(device, dres, act.x, g["embed.weight"])
+        self.stem.backward(device, p, g, act, dres)
 
     def flops(self, rows: int) -> int:
         """Floating-point operations of a forward pass."""
-        return 2 * rows * self.window * self.features * self.d + sum(layer.flops(rows) for layer in self.layers)
+        return self.stem.flops(rows) + sum(layer.flops(rows) for layer in self.layers[self.stem.depth :])

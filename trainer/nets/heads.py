@@ -51,11 +51,11 @@ class Heads:
     def add_blocks(self, layout: ParamLayout) -> None:
         layout.add_rows("heads.padding", "heads.weight", USED, WIDTH)
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
+    def fields(self, prefix: str, rows: int, backward: int) -> list[Field]:
         out = [Field(f"{prefix}.out", (rows, WIDTH), kind="scratch", doc="q | policy | value | aux | padding")]
         if backward:
             doc = "gradient of out, written by the losses; columns 246: stay zero"
-            out.append(Field(f"{prefix}.d_out", (rows, WIDTH), kind="scratch", doc=doc))
+            out.append(Field(f"{prefix}.d_out", (backward, WIDTH), kind="scratch", doc=doc))
         return out
 
     def forward(self, device: Device, p: Any, act: Any) -> None:

@@ -72,7 +72,7 @@ class Mixer:
     def _vectors(self, p: Any) -> tuple[Any, ...]:
         return tuple(p[f"{self.name}.{key}"] for key in self.shapes)
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
+    def fields(self, prefix: str, rows: int, backward: int) -> list[Field]:
         raise NotImplementedError
 
     def forward(self, device: Device, p: Any, act: Any, n: Any) -> None:
@@ -88,34 +88,45 @@ class Mixer:
 class MixerAll(Mixer):
     """Every row of the window: the layers below the last."""
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
+    def fields(self, prefix: str, rows: int, backward: int) -> list[Field]:
         r, k = rows, self.window
-        shapes: dict[str, tuple[int, ...]] = {
-            "zcbxdt": (r, k, self.width),
-            "y": (r, k, self.inner),
-            "delta": (r, k, self.d),
-        }
-        if backward:
-            shapes |= {"dy": (r, k, self.inner), "dzcbxdt": (r, k, self.width), "mixer_partial": (r, self.vector_size)}
-            shapes["row_dot"] = (r, k)
-        return self._scratch(prefix, shapes)
+        out = self._scratch(prefix, {"y": (r, k, self.inner), "delta": (r, k, self.d)})
+        return out + self.mixer_fields(prefix, rows, backward)
 
     def forward(self, device: Device, p: Any, act: Any, n: Any) -> None:
         """n [R, K, D] -> `delta` [R, K, D]. Kept for backward: zcbxdt, y."""
         a = self.name
         linear(device, n, p[f"{a}.in_proj.weight"], act[f"{a}.zcbxdt"])
-        device.launch(mamba2_mixer.KERNEL, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, act[f"{a}.y"])
+        self.mix(device, p, act, act[f"{a}.y"])
         linear(device, act[f"{a}.y"], p[f"{a}.out_proj.weight"], act[f"{a}.delta"])
 
     def backward(self, device: Device, p: Any, g: Any, act: Any, n: Any, ddelta: Any, dn: Any) -> None:
-        a, dy, dproj = self.name, act[f"{self.name}.dy"], act[f"{self.name}.dzcbxdt"]
+        a, dproj = self.name, act[f"{self.name}.dzcbxdt"]
         linear_backward_weight(device, ddelta, act[f"{a}.y"], g[f"{a}.out_proj.weight"])
-        linear_backward_input(device, ddelta, p[f"{a}.out_proj.weight"], dy)
-        partial, dot = act[f"{a}.mixer_partial"], act[f"{a}.row_dot"]
-        device.launch(mamba2_mixer_bwd.KERNEL, dy, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, dproj, partial, dot)
-        vectors_backward(device, partial, g[f"{a}.vectors"])
+        self.mix_backward(device, p, g, act, ddelta)
         linear_backward_weight(device, dproj, n, g[f"{a}.in_proj.weight"])
         linear_backward_input(device, dproj, p[f"{a}.in_proj.weight"], dn)
+
+    # -- between in_proj and out_proj --
+    def mixer_fields(self, prefix: str, rows: int, backward: int) -> list[Field]:
+        r, k = backward, self.window
+        shapes: dict[str, tuple[int, ...]] = {"zcbxdt": (rows, k, self.width)}
+        if backward:
+            shapes |= {"dy": (r, k, self.inner), "dzcbxdt": (r, k, self.width), "mixer_partial": (r, self.vector_size)}
+            shapes["row_dot"] = (r, k)
+        return self._scratch(prefix, shapes)
+
+    def mix(self, device: Device, p: Any, act: Any, y: Any) -> None:
+        """zcbxdt -> the first DI columns of y [R, K, DI or more]."""
+        device.launch(mamba2_mixer.KERNEL, act[f"{self.name}.zcbxdt"], *self._vectors(p), EPS, y)
+
+    def mix_backward(self, device: Device, p: Any, g: Any, act: Any, ddelta: Any) -> None:
+        """Gradient at out_proj's output -> `dzcbxdt`, `row_dot` (see the kernel), and the gradients of the vectors."""
+        a, dy, partial = self.name, act[f"{self.name}.dy"], act[f"{self.name}.mixer_partial"]
+        linear_backward_input(device, ddelta, p[f"{a}.out_proj.weight"], dy)
+        out = act[f"{a}.dzcbxdt"], partial, act[f"{a}.row_dot"]
+        device.launch(mamba2_mixer_bwd.KERNEL, dy, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, *out)
+        vectors_backward(device, partial, g[f"{a}.vectors"])
 
     def flops(self, rows: int) -> int:
         """Floating-point operations of a forward pass, multiply and add counted apart; elementwise work left out."""
@@ -127,7 +138,7 @@ class MixerAll(Mixer):
 class MixerLast(Mixer):
     """The last row of each window: exactly what `MixerAll` gives there, for 40 % of the work."""
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
+    def fields(self, prefix: str, rows: int, backward: int) -> list[Field]:
         r, k, wide = rows, self.window, self.width - self.inner - self.n
         shapes: dict[str, tuple[int, ...]] = {
             "tail": (r, TAPS, self.d),
@@ -139,6 +150,7 @@ class MixerLast(Mixer):
             "delta": (r, self.d),
         }
         if backward:
+            r = backward
             shapes |= {
                 "dtail": (r, TAPS, self.d),
                 "dlast": (r, self.d),

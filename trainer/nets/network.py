@@ -1,13 +1,15 @@
 """The policy network: encoder -> CfC cell -> heads, forward and backward as region code.
 
     net = Network(cfg.net, n_features)
-    store = allocate(device, [*net.fields("joint", rows, backward=True), ...])
-    p, g = net.layout.views(params), net.layout.views(grads)      # once
+    store = allocate(device, [*net.weight_fields("online"), *net.fields("joint", rows, backward=rows), ...])
+    p, g = net.weights(params, store.ns("online")), net.layout.views(grads)   # once
+    net.prepare(device, p)                                                    # whenever params have changed
     net.forward(device, p, store.ns("joint"))
-    net.backward(device, p, g, store.ns("joint"))                 # after the losses wrote d_out
+    net.backward(device, p, g, store.ns("joint"))                             # after the losses wrote d_out
 
-Inputs (the caller's): x [R, K, F] normalised, private [R, P], h_prev [R, H], ts [R]. Outputs: enc [R, D], h [R, H],
-out [R, W]; the columns of `out` are heads.Q, heads.POLICY, heads.VALUE, heads.AUX.
+Inputs (the caller's): x [R, K, ...], which holds the normalised window from column `first` on, as `gather_windows` puts
+it there; private [R, P], h_prev [R, H], ts [R]. Outputs: enc [R, D], h [R, H], out [R, W]; the columns of `out` are
+heads.Q, heads.POLICY, heads.VALUE, heads.AUX.
 """
 
 from __future__ import annotations
@@ -31,8 +33,26 @@ class Network:
         self.encoder.add_blocks(self.layout)
         self.heads.add_blocks(self.layout)
 
-    def fields(self, prefix: str, rows: int, backward: bool) -> list[Field]:
-        """Activations of a pass over `rows` windows under `prefix`; with `backward` also what that pass needs."""
+    @property
+    def first(self) -> int:
+        """Column of `x` in which a window's features begin."""
+        return self.encoder.stem.first
+
+    def weight_fields(self, prefix: str) -> list[Field]:
+        """Arrays that `prepare` computes from one set of weights."""
+        return self.encoder.stem.weight_fields(prefix)
+
+    def weights(self, flat: Any, derived: Any) -> dict[str, Any]:
+        """What a pass reads: views of the arena `flat` [size], and those arrays (the namespace of `weight_fields`)."""
+        return self.layout.views(flat) | self.encoder.stem.weights(derived)
+
+    def prepare(self, device: Device, p: Any) -> None:
+        """Must have run since the weights changed, before a pass over them."""
+        self.encoder.stem.prepare(device, p)
+
+    def fields(self, prefix: str, rows: int, backward: int = 0) -> list[Field]:
+        """Activations of a pass over `rows` windows under `prefix`, which come first in every array; and what a
+        backward pass over the first `backward` of them needs."""
         parts = (self.encoder, self.cell, self.heads)
         return [field for part in parts for field in part.fields(prefix, rows, backward)]
 

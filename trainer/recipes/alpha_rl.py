@@ -1,11 +1,14 @@
 """Recipe alpha-rl: one step is one transition of all B backtests and one gradient update.
 
-    collect: what is seen -> staging -> encode -> policy -> draw -> env.step   (branch)
-    learn:   PER sample + served rollout rows -> encode -> losses -> backward  (branch)
+    windows of: what the environments see | PER sample | served rollout rows | s' of the sample
+    encode all of them with the online weights in one pass, s' with the target weights, too     (branch)
+    collect: policy -> draw -> env.step                                                         (branch)
+    learn:   losses -> backward over sample and rollout rows
     join, then the writes: Adam and Polyak, priorities, rollout row, n-step transition, masses, controllers, clock
 
-Both branches read weights and replay as they were before the step, whatever their timing. The host only chooses which
-region runs: collect alone until replay and rollout hold enough, and the boundary region when a rollout is complete.
+All passes and branches read weights and replay as they were before the step, whatever their timing. The host only
+chooses which region runs: collect alone until replay and rollout hold enough, and the boundary region when a rollout is
+complete.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ class AlphaRL:
         s = self.store
         self.env = Environment(device, cfg, s)
         self.opt, self.acting = s.ns("opt"), s.ns("acting")
-        self.online, self.target = (self.net.layout.views(s[f"opt.{name}"]) for name in ("param", "target"))
+        self.online = self.net.weights(s["opt.param"], s.ns("online"))
+        self.target = self.net.weights(s["opt.target"], s.ns("target"))
+        self._cut_passes()
         self.grads = self.net.layout.views(s["opt.grad"])
         self.collect_region = device.region(self._collect_step, "collect")
         self.learn_region = device.region(self._learn_step, "collect_and_learn")
@@ -91,12 +96,22 @@ class AlphaRL:
             *replay.replay_fields(cfg),
             *replay.batch_fields(cfg),
             *acting_fields("acting", b),
-            Field("next.online_out", (m, 256), kind="scratch", doc="online head output at s'"),
             *validation_fields(layout.size),
-            *self.net.fields("act", b, backward=False),
-            *self.net.fields("joint", 2 * m, backward=True),
-            *self.net.fields("next", m, backward=False),
+            *self.net.weight_fields("online"),
+            *self.net.weight_fields("target"),
+            *self.net.fields("joint", 3 * m + b, backward=2 * m),
+            *self.net.fields("next", m),
         ]
+
+    def _cut_passes(self) -> None:
+        """The online pass and its parts by windows, and the target's pass over s', whose inputs are the same."""
+        m, self.joint = self.cfg.learn.batch, self.store.ns("joint")
+        whole = 3 * m + self.cfg.env.n_backtests
+        names = [field.name for field in self.net.fields("joint", whole)]
+        parts = (0, 2 * m), (2 * m, 3 * m), (3 * m, whole)
+        self.batch, self.next_online, self.seen = (self.joint.rows(*part, names) for part in parts)
+        shared = {name: self.next_online[name] for name in ("private", "h_prev")}
+        self.next_target = self.store.ns("next").using(**shared)
 
     # -- host side --
     @property
@@ -199,54 +214,66 @@ class AlphaRL:
         return "opt.grad" if arrays["opt.bad"][0] else None
 
     # -- regions --
-    def _collect(self) -> None:
-        d, s, a = self.device, self.store, self.store.ns("act")
-        env = s.ns("env")
-        rollout.stage_seen(d, s, a)
-        self._gather(env.row, a)
-        self.net.forward(d, self.online, a)
-        act(d, self.cfg.learn, a.out, env.mask, s["clock.step"], self.acting)
+    def _see(self) -> None:
+        """What the environments see -> the inputs of the network that acts."""
+        self.net.prepare(self.device, self.online)
+        rollout.stage_seen(self.device, self.store, self.seen)
+        self._gather(self.store["env.row"], self.seen)
+
+    def _act(self) -> None:
+        """Head output of what was seen -> actions -> the environments' next row."""
+        d, s, seen, env = self.device, self.store, self.seen, self.store.ns("env")
+        act(d, self.cfg.learn, seen.out, env.mask, s["clock.step"], self.acting)
         self.env.step(self.acting.action)
-        d.launch(carry_hidden.KERNEL, a.h, env.valid, s["policy.h"])
+        d.launch(carry_hidden.KERNEL, seen.h, env.valid, s["policy.h"])
 
     def _learn(self) -> None:
-        d, s, cfg = self.device, self.store, self.cfg.learn
-        joint, following, sample, isv = s.ns("joint"), s.ns("next"), s.ns("sample"), s["isv"]
-        replay.sample(d, s, cfg)
-        rollout.serve(d, s, cfg)
-        replay.gather(d, s, joint, following)
-        with d.branch("next", urgent=True):
-            self._gather(sample.next_row, following)
-            self.net.forward(d, self.online, following)
-            d.copy(s["next.online_out"], following.out)
-            self.net.forward(d, self.target, following)
-        self._gather(s["batch.row"], joint)
-        self.net.forward(d, self.online, joint)
-        rollout_loss(d, cfg, joint, s.ns("served"), isv)
+        d, s, cfg, sample, isv = self.device, self.store, self.cfg.learn, self.store.ns("sample"), self.store["isv"]
+        with d.branch("target"):
+            self._gather(sample.next_row, self.next_target)
+            self.net.prepare(d, self.target)
+            self.net.forward(d, self.target, self.next_target)
+        self._gather(s["batch.row"], self.batch)
+        self._gather(sample.next_row, self.next_online)
+        self.net.forward(d, self.online, self.joint)
+        rollout_loss(d, cfg, self.batch, s.ns("served"), isv)
         d.join()
-        q_loss(d, cfg, joint, s["next.online_out"], following.out, sample, sample.priority, isv)
-        self.net.backward(d, self.online, self.grads, joint)
+        with d.branch("collect"):
+            self._act()
+        outs = self.next_online.out, self.next_target.out
+        q_loss(d, cfg, self.batch, *outs, sample, sample.priority, isv)
+        self.net.backward(d, self.online, self.grads, self.batch)
+        d.join()
 
     def _collect_step(self) -> None:
         d, s = self.device, self.store
-        self._collect()
-        rollout.write(d, s, s.ns("act"))
-        replay.write(d, s, s.ns("act"))
-        replay.refresh(d, s)
+        self._see()
+        self.net.forward(d, self.online, self.seen)
+        self._act()
+        self._write()
         controllers.measure(d, s)
+
+    def _write(self) -> None:
+        """The step's transitions, after everything that reads rollout or replay."""
+        rollout.write(self.device, self.store, self.seen)
+        replay.write(self.device, self.store, self.seen)
+        replay.refresh(self.device, self.store)
 
     def _learn_step(self) -> None:
         d, s = self.device, self.store
-        with d.branch("collect"):
-            self._collect()
+        with d.branch("seen", urgent=True):
+            self._see()
+        with d.branch("learn", urgent=True):
+            replay.sample(d, s, self.cfg.learn)
+            rollout.serve(d, s, self.cfg.learn)
+            replay.gather(d, s, self.batch, self.next_online)
+        d.join()
         with d.branch("learn", urgent=True):
             self._learn()
         d.join()
         with d.branch("writes"):
             replay.update(d, s)
-            rollout.write(d, s, s.ns("act"))
-            replay.write(d, s, s.ns("act"))
-            replay.refresh(d, s)
+            self._write()
         optimizer_step(d, self.cfg.learn, self.opt, s["isv"])
         d.join()
         controllers.control(d, s)
@@ -257,4 +284,5 @@ class AlphaRL:
 
     def _gather(self, rows: Any, into: Any) -> None:
         m = self.store.ns("market")
-        self.device.launch(gather_windows.KERNEL, rows, m.features, m.mean, m.std, m.ts_gap, 0, into.x, into.ts)
+        values = m.features, m.mean, m.std, m.ts_gap, self.net.first
+        self.device.launch(gather_windows.KERNEL, rows, *values, into.x, into.ts)
