@@ -96,4 +96,4 @@ for label, (d, f, inner) in SHAPES.items():
     def unfolding(e: int, rng: Any, d: int = d, f: int = f, inner: int = inner) -> dict[str, Any]:
         x, given = stem_columns(f), weights(e, d, f, inner, rng)
         terms = rng.normal(size=(x, 2 * x))
-        return given | {"gram_sum": (terms @ terms.T).ravel() * rng.choice([-1, 1])}
+        return given | {"gram_sum": (terms @ terms.T).ravel() * rng.choice([-1, 1]) * min(1, d / 32)}

@@ -85,11 +85,11 @@ class Namespace:
     def __getitem__(self, name: str) -> Any:
         return self._arrays[self._prefix + name]
 
-    def rows(self, first: int, last: int, names: Iterable[str]) -> Namespace:
+    def cut_rows(self, first: int, last: int, names: Iterable[str]) -> Namespace:
         """With views of rows first .. last - 1 in place of the arrays with these whole names; others as they are."""
         return Namespace(self._prefix[:-1], self._arrays | {name: self._arrays[name][first:last] for name in names})
 
-    def using(self, **arrays: Any) -> Namespace:
+    def with_arrays(self, **arrays: Any) -> Namespace:
         """The same with these arrays in place of those of their names, or beside them."""
         return Namespace(self._prefix[:-1], self._arrays | {self._prefix + name: a for name, a in arrays.items()})
 

@@ -109,9 +109,9 @@ class AlphaRL:
         whole = 3 * m + self.cfg.env.n_backtests
         names = [field.name for field in self.net.fields("joint", whole)]
         parts = (0, 2 * m), (2 * m, 3 * m), (3 * m, whole)
-        self.batch, self.next_online, self.seen = (self.joint.rows(*part, names) for part in parts)
+        self.batch, self.next_online, self.seen = (self.joint.cut_rows(*part, names) for part in parts)
         shared = {name: self.next_online[name] for name in ("private", "h_prev")}
-        self.next_target = self.store.ns("next").using(**shared)
+        self.next_target = self.store.ns("next").with_arrays(**shared)
 
     # -- host side --
     @property
