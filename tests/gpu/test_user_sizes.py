@@ -1,5 +1,6 @@
 """The training step at the sizes that users run: as at tiny ones, captured equals eager and runs repeat and resume bit
-for bit, through the kernels for whole windows (tensor cores) and pinned products, which tiny sizes never reach."""
+for bit, through the kernels for whole windows (tensor cores), which tiny sizes never reach; a whole profile in two
+processes goes through pinned products, too."""
 
 import hashlib
 import json
@@ -72,7 +73,6 @@ def pinned(device):
 
 def test_these_sizes_take_the_kernels_of_users(straight):
     device = straight[0].device
-    assert pinned(device) or not device.gemms.algorithms
     if device.shared_limit < SHARED:
         pytest.skip("blocks of this card get too little shared memory: the kernels for any shape run")
     mixers = {name.partition(".")[2] for name in device.functions if name.startswith("mamba2_mixer")}
