@@ -1,6 +1,7 @@
-// Phase 1: a warp a replay sample. Phase 2: one block sums what the bus gets, in a fixed order. From one to the other the
-// figures of a row travel in the last padding columns of its d_out, which phase 2 leaves at zero as the table says.
-#include "reduce.cuh"
+// A warp a replay sample; then the last block sums what the bus gets, in a fixed order. From one to the other the figures
+// of a row travel in the last padding columns of its d_out, which the sum leaves at zero as the table says.
+#include "heads.cuh"
+#include "last_block.cuh"
 
 #define ARGS                                                                                                         \
     const float* __restrict__ out, const float* __restrict__ next_online, const float* __restrict__ next_target,     \
@@ -13,38 +14,9 @@
 #define FIGURES 4  // weighted cross entropy, target's mean, mass on its outer atoms, E[Z(s, a)]
 static_assert(HEAD_WIDTH % 4 == 0 && HEAD_WIDTH - HEAD_USED >= FIGURES, "no room for the figures");
 
-// The best valid action under E[Z(s', .)], the lowest of equal ones. A lane an action: the stride of 21 floats between
-// lanes meets every bank of shared memory once.
-__device__ inline int best_action(const float* next, const u8* mask, float* logits, float v_min, float step) {
+// Sample m, by one warp.
+__device__ inline void sample_loss(ARGS, const i64 m, float* logits) {
     const int lane = threadIdx.x % 32;
-    for (int i = lane; i < N_ACTIONS * N_ATOMS; i += 32) logits[i] = next[i];
-    __syncwarp();
-    float q = -INFINITY;
-    int best = lane;
-    if (lane < N_ACTIONS && mask[lane]) {
-        const float* z = logits + lane * N_ATOMS;
-        float top = z[0], mass = 0.0f, sum = 0.0f;
-        for (int i = 1; i < N_ATOMS; ++i) top = fmaxf(top, z[i]);
-        for (int i = 0; i < N_ATOMS; ++i) {
-            const float e = expf(z[i] - top);
-            mass += e;
-            sum += (v_min + i * step) * e;
-        }
-        q = sum / mass;
-    }
-    for (int o = 16; o; o /= 2) {
-        const float other = __shfl_xor_sync(~0u, q, o);
-        const int at = __shfl_xor_sync(~0u, best, o);
-        if (other > q || (other == q && at < best)) { q = other; best = at; }
-    }
-    return __shfl_sync(~0u, best, 0);  // where a q is not a number the lanes may differ
-}
-
-extern "C" __global__ void c51_loss(ARGS) {
-    __shared__ float logits[WARPS][N_ACTIONS * N_ATOMS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const i64 m = (i64)blockIdx.x * WARPS + warp;
-    if (m >= M) return;
     const float gamma = isv[ISV_GAMMA], step = (v_max - v_min) / (N_ATOMS - 1);
     const bool is_atom = lane < N_ATOMS;
     const float atom = v_min + lane * step;
@@ -56,7 +28,7 @@ extern "C" __global__ void c51_loss(ARGS) {
     for (int i = n_used[m]; i > 0; --i) discount *= gamma;
     gain *= isv[ISV_REWARD_SCALE];
 
-    const int best = best_action(next_online + m * HEAD_WIDTH + HEAD_Q, next_mask + m * N_ACTIONS, logits[warp], v_min, step);
+    const int best = best_action(next_online + m * HEAD_WIDTH + HEAD_Q, next_mask + m * N_ACTIONS, logits, v_min, step);
     const float judged = is_atom ? next_target[m * HEAD_WIDTH + HEAD_Q + best * N_ATOMS + lane] : -INFINITY;
     const float top = warp_max(judged);  // of the whole warp: not inside the choice below
     float probs = is_atom ? expf(judged - top) : 0.0f;
@@ -88,15 +60,23 @@ extern "C" __global__ void c51_loss(ARGS) {
     }
 }
 
-extern "C" __global__ void c51_loss_finish(ARGS) {
-    __shared__ float scratch[32 * FIGURES];
+extern "C" __global__ void c51_loss(ARGS) {
+    __shared__ float logits[WARPS][N_ACTIONS * N_ATOMS], scratch[32 * FIGURES];
+    const i64 own = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (own < M)
+        sample_loss(out, next_online, next_target, action, next_mask, rewards, n_used, terminal, is_weight, v_min, v_max,
+                    weight_q, d_out, priority, isv, R, M, n, own, logits[threadIdx.x / 32]);
+    if (!last_block()) return;
+
     float sums[FIGURES] = {}, square[1] = {};
+#pragma unroll 4
     for (int m = threadIdx.x; m < M; m += blockDim.x) {
         const float4 row = *(const float4*)(d_out + (i64)(m + 1) * HEAD_WIDTH - FIGURES);
         sums[0] += row.x; sums[1] += row.y; sums[2] += row.z; sums[3] += row.w;
     }
     block_sums(sums, scratch);
     const float mean = sums[1] / M;
+#pragma unroll 4
     for (int m = threadIdx.x; m < M; m += blockDim.x) {
         float4* row = (float4*)(d_out + (i64)(m + 1) * HEAD_WIDTH - FIGURES);
         square[0] += (row->y - mean) * (row->y - mean);

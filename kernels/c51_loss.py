@@ -21,7 +21,7 @@ from kernels.heads import (
     masked_argmax,
 )
 from kernels.isv import SIZE, SLOTS, cuda_constants
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, warp_a_row
 
 
 def project(probs: np.ndarray, moved: np.ndarray, atoms: np.ndarray) -> np.ndarray:
@@ -110,10 +110,7 @@ KERNEL = Kernel(
         ),
     ),
     c51_loss,
-    launcher=lambda sizes, scalars: [
-        ("c51_loss", (-(-sizes["M"] // 8),), (256,), 0),  # a warp a row
-        ("c51_loss_finish", (1,), (256,), 0),
-    ],
+    launcher=warp_a_row("M"),
     tolerance=(1e-5, 1e-4, "float32 exp and log over 21 atoms, then sums over M rows"),
     constants=CONSTANTS | cuda_constants(),
 )

@@ -1,11 +1,12 @@
-// Two phases, because the second needs every block of the first: PARTS blocks sum their runs, one block sums the parts.
+// PARTS blocks sum their runs; the last of them sums the parts.
 #include "reduce.cuh"
+#include "last_block.cuh"
 
-#define AHEAD 8  // loads of a thread in flight
+#define AHEAD 16  // loads of a thread in flight
 
 extern "C" __global__ void grad_norm(
     const float* __restrict__ grad,  // [S]
-    float* __restrict__ parts,       // [PARTS]
+    float* parts,                    // [PARTS]
     float* norm, float* isv, const int S) {
     __shared__ float scratch[32];
     const int run = max(MIN_RUN, (S + PARTS - 1) / PARTS);
@@ -20,10 +21,8 @@ extern "C" __global__ void grad_norm(
     }
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
-}
 
-extern "C" __global__ void grad_norm_finish(const float* grad, float* parts, float* norm, float* isv, const int S) {
-    __shared__ float scratch[32];
-    const float sum = block_sum(threadIdx.x < PARTS ? parts[threadIdx.x] : 0.0f, scratch);
+    if (!last_block()) return;
+    sum = block_sum(threadIdx.x < PARTS ? parts[threadIdx.x] : 0.0f, scratch);
     if (threadIdx.x == 0) norm[0] = isv[ISV_GRAD_NORM] = sqrtf(sum);
 }

@@ -1,25 +1,24 @@
-// Phase 1: a warp a lane and part, every thread reading the step count as it was; phase 2 advances it. The parts (grid
-// row: the step into the ring, s, the state of s', the rest of s') don't wait for each other: the step just done is read
-// from where it lies, never from the ring row that it is being written to.
+// A warp a lane and part, every thread reading the step count as it was; the last block, after all have, advances it. The
+// parts (grid row: the step into the ring, s, the state of s', the rest of s') don't wait for each other: the step just
+// done is read from where it lies, never from the ring row that it is being written to.
 #include "copy.cuh"
+#include "last_block.cuh"
 
-#define ARGS                                                                                                       \
-    const int *row, const float *private, const float *h_prev, const u8 *mask, const int *action,                  \
-        const float *reward, const i8 *valid, const i8 *done, int *ring_row, float *ring_private,                  \
-        float *ring_h_prev, u8 *ring_mask, int *ring_action, float *ring_reward, i8 *ring_valid, i8 *ring_done,    \
-        i64 *pushed, const float *max_priority, int *to_row, float *to_private, float *to_h_prev, int *to_action,  \
-        float *to_rewards, int *to_n_used, u8 *to_terminal, int *to_next_row, float *to_next_private,              \
-        float *to_next_h_prev, u8 *to_next_mask, float *priority, const int B, const int P, const int H,           \
-        const int A, const int n1, const int C, const int n
-
-extern "C" __global__ void nstep_write(ARGS) {
+extern "C" __global__ void nstep_write(
+    const int *row, const float *private, const float *h_prev, const u8 *mask, const int *action,
+    const float *reward, const i8 *valid, const i8 *done, int *ring_row, float *ring_private,
+    float *ring_h_prev, u8 *ring_mask, int *ring_action, float *ring_reward, i8 *ring_valid, i8 *ring_done,
+    i64 *pushed, const float *max_priority, int *to_row, float *to_private, float *to_h_prev, int *to_action,
+    float *to_rewards, int *to_n_used, u8 *to_terminal, int *to_next_row, float *to_next_private,
+    float *to_next_h_prev, u8 *to_next_mask, float *priority, const int B, const int P, const int H,
+    const int A, const int n1, const int C, const int n) {
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.y;
     const i64 step = pushed[0];
     const int at = (int)(step % n1);
     const int start = (int)((step - n + n1) % n1);  // never `at`: the ring holds one row more than n
     const i64 first = step < n ? 0 : (step - n) * B % C;  // B divides C, so the block never wraps
-    if (part > 0 && step < n) return;
-    for (i64 b = (i64)blockIdx.x * warps + threadIdx.x / 32; b < B; b += (i64)gridDim.x * warps) {
+    const int rows = part > 0 && step < n ? 0 : B;
+    for (i64 b = (i64)blockIdx.x * warps + threadIdx.x / 32; b < rows; b += (i64)gridDim.x * warps) {
         const i64 here = (i64)at * B + b, from = (i64)start * B + b, slot = first + b;
         if (part == 0) {
             copy_row(ring_h_prev + here * H, h_prev + b * H, H, lane, 32);
@@ -64,6 +63,5 @@ extern "C" __global__ void nstep_write(ARGS) {
             to_next_row[slot] = (staged ? row : ring_row)[last];
         }
     }
+    if (last_block() && threadIdx.x == 0) pushed[0] = step + 1;
 }
-
-extern "C" __global__ void nstep_write_finish(ARGS) { pushed[0] += 1; }

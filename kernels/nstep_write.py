@@ -113,10 +113,7 @@ KERNEL = Kernel(
         Arg("priority", REAL, "inout", "C", "raw priority; negative: never drawn"),
     ),
     nstep_write,
-    launcher=lambda sizes, scalars: [
-        ("nstep_write", (min(-(-sizes["B"] // 8), 4096), 4), (256,), 0),  # a warp a lane and part
-        ("nstep_write_finish", (1,), (1,), 0),
-    ],
+    launcher=lambda sizes, scalars: ((min(-(-sizes["B"] // 8), 4096), 4), (256,), 0),  # a warp a lane and part
     tolerance=(0.0, 0.0, "copies"),
     constants={"NEVER": NEVER},
 )

@@ -1,11 +1,8 @@
-// Phase 1: a warp a draw. Every block of threads sums the block sums into one running sum a thread (a chunk), so a draw
-// is found by halving over the chunks, walking the blocks of one chunk, then 8 slots a lane of one block. Phase 2: one
-// block divides the weights by the largest.
+// A warp a draw. Every block of threads sums the block sums into one running sum a thread (a chunk), so a draw is found by
+// halving over the chunks, walking the blocks of one chunk, then 8 slots a lane of one block. The last block of threads
+// then divides the weights by the largest.
 #include "reduce.cuh"
-
-#define ARGS                                                                                                     \
-    float *isv, const i64 *step, const int *mass, const i64 *block, const u32 seed, const float beta0,            \
-        int *slots, float *is_weight, const int C, const int G, const int M
+#include "last_block.cuh"
 
 #define THREADS 256
 #define PER_LANE (PER_BLOCK / 32)
@@ -18,8 +15,15 @@ __device__ inline i64 running_sum(i64 value) {  // over the warp, this lane incl
     return value;
 }
 
-extern "C" __global__ void per_sample(ARGS) {
+extern "C" __global__ void per_sample(
+    float* isv, const i64* step,
+    const int* __restrict__ mass,   // [C]
+    const i64* __restrict__ block,  // [G, 3]
+    const u32 seed, const float beta0,
+    int* slots, float* is_weight,  // [M]
+    const int C, const int G, const int M) {
     __shared__ i64 running[THREADS], scratch[32];
+    __shared__ float tops[32];
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     const int chunk = (G + THREADS - 1) / THREADS;
     i64 own = 0, squares = 0, count = 0;
@@ -80,12 +84,12 @@ extern "C" __global__ void per_sample(ARGS) {
         isv[ISV_PER_BETA] = beta;
         isv[ISV_PRIORITY_ESS] = (float)((double)total * total / fmax((double)squares * 65536.0 * count, 1.0));
     }
-}
 
-extern "C" __global__ void per_sample_finish(ARGS) {
-    __shared__ float scratch[32];
+    if (!last_block()) return;
     float top = -INFINITY;
+#pragma unroll 4
     for (int m = threadIdx.x; m < M; m += blockDim.x) top = fmaxf(top, is_weight[m]);
-    top = block_max(top, scratch);
+    top = block_max(top, tops);
+#pragma unroll 4
     for (int m = threadIdx.x; m < M; m += blockDim.x) is_weight[m] /= top;
 }

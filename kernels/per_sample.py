@@ -58,10 +58,7 @@ KERNEL = Kernel(
         Arg("is_weight", REAL, "out", "M", "importance weight, largest 1"),
     ),
     per_sample,
-    launcher=lambda sizes, scalars: [
-        ("per_sample", (min(-(-sizes["M"] // 8), 1024),), (256,), 0),  # a warp a draw
-        ("per_sample_finish", (1,), (1024,), 0),
-    ],
+    launcher=lambda sizes, scalars: ((min(-(-sizes["M"] // 8), 1024),), (256,), 0),  # a warp a draw
     tolerance=(1e-6, 1e-5, "float32 power; slots are exact"),
     constants=cuda_constants() | CUDA | {"PURPOSE_REPLAY": int(Purpose.REPLAY), "BETA_STEPS": BETA_STEPS},
 )

@@ -1,7 +1,8 @@
-// Phase 1: a warp a rollout row; every block counts the rows of the means for itself. Phase 2: one block sums what the bus
-// gets, in a fixed order. From one to the other the figures of a row, already weighted by its share in the means, travel
-// in the last padding columns of its d_out, which phase 2 leaves at zero as the table says.
+// A warp a rollout row; every block counts the rows of the means for itself. Then the last block sums what the bus gets, in
+// a fixed order. From one to the other the figures of a row, already weighted by its share in the means, travel in the
+// last padding columns of its d_out, which the sum leaves at zero as the table says.
 #include "reduce.cuh"
+#include "last_block.cuh"
 
 #define ARGS                                                                                                         \
     const float* __restrict__ out, const int* __restrict__ action, const float* __restrict__ log_mu_old,             \
@@ -19,19 +20,9 @@
 static_assert(LANES <= 32, "a warp holds a row");
 static_assert(HEAD_WIDTH % 4 == 0 && HEAD_WIDTH - HEAD_USED >= FIGURES, "no room for the figures");
 
-extern "C" __global__ void ppo_loss(ARGS) {
-    __shared__ int scratch[32];
-    int n_live = 0, n_known = 0;
-    for (int i = threadIdx.x; i < M; i += blockDim.x) {
-        const int counts = valid[i] != 0, labelled = aux_label[i] >= 0;
-        n_live += counts;
-        n_known += counts & labelled;
-    }
-    n_live = block_sum(n_live, scratch);
-    n_known = block_sum(n_known, scratch);
+// Row m, by one warp; n_live and n_known rows count in the means.
+__device__ inline void row_loss(ARGS, const i64 m, const int n_live, const int n_known) {
     const int lane = threadIdx.x % 32;
-    const i64 m = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (m >= M) return;
     const float clip = isv[ISV_PPO_CLIP], entropy_coef = isv[ISV_ENTROPY_COEF];
     const bool live = valid[m], known = live && aux_label[m] >= 0;
     // Rows that do not count may hold anything: they get ratio 1, no errors, and share 0.
@@ -82,9 +73,25 @@ extern "C" __global__ void ppo_loss(ARGS) {
     }
 }
 
-extern "C" __global__ void ppo_loss_finish(ARGS) {
+extern "C" __global__ void ppo_loss(ARGS) {
+    __shared__ int counted[32 * 2];
     __shared__ float scratch[32 * FIGURES];
+    int n[2] = {};  // rows that count, those with a label among them
+#pragma unroll 4
+    for (int i = threadIdx.x; i < M; i += blockDim.x) {
+        const int counts = valid[i] != 0, labelled = aux_label[i] >= 0;
+        n[0] += counts;
+        n[1] += counts & labelled;
+    }
+    block_sums(n, counted);
+    const i64 own = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (own < M)
+        row_loss(out, action, log_mu_old, advantage, returns, value_old, mask, valid, aux_label, eps, value_clip,
+                 weight_policy, weight_value, weight_aux, d_out, isv, R, M, own, n[0], n[1]);
+    if (!last_block()) return;
+
     float sums[FIGURES] = {};
+#pragma unroll 4
     for (int m = threadIdx.x; m < M; m += blockDim.x) {
         float4* row = (float4*)(d_out + (i64)(R - M + m + 1) * HEAD_WIDTH - FIGURES);
         const float4 a = row[0], b = row[1];

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.heads import AUX, CONSTANTS, N_ACTIONS, POLICY, VALUE, WIDTH, entropy_fraction, log_softmax, masked_policy
 from kernels.isv import SIZE, SLOTS, cuda_constants
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, warp_a_row
 
 
 def _shares(counted: np.ndarray, real: np.dtype) -> np.ndarray:
@@ -145,10 +145,7 @@ KERNEL = Kernel(
         ),
     ),
     ppo_loss,
-    launcher=lambda sizes, scalars: [
-        ("ppo_loss", (-(-sizes["M"] // 8),), (256,), 0),  # a warp a row
-        ("ppo_loss_finish", (1,), (256,), 0),
-    ],
+    launcher=warp_a_row("M"),
     tolerance=(1e-5, 1e-4, "float32 exp and log of ratios, then sums over M rows"),
     constants=CONSTANTS | cuda_constants(),
 )

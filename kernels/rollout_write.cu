@@ -1,14 +1,13 @@
-// Phase 1 writes the rows, every thread reading the counters as they were; phase 2 moves the counters.
+// Every thread reads the counters as they were; the last block, after all have, moves them.
 #include "copy.cuh"
+#include "last_block.cuh"
 
-#define ARGS                                                                                                       \
-    const int *row, const float *private, const float *h_prev, const u8 *mask, const float *value,                \
-        const int *action, const float *log_mu, const float *reward, const i8 *valid, const i8 *done,              \
-        const int *length, i64 *active, i64 *filled, float *bootstrap, int *to_row, float *to_private,             \
-        float *to_h_prev, u8 *to_mask, float *to_value, int *to_action, float *to_log_mu, float *to_reward,        \
-        i8 *to_valid, i8 *to_done, const int B, const int P, const int H, const int A, const int TM
-
-extern "C" __global__ void rollout_write(ARGS) {
+extern "C" __global__ void rollout_write(
+    const int *row, const float *private, const float *h_prev, const u8 *mask, const float *value,
+    const int *action, const float *log_mu, const float *reward, const i8 *valid, const i8 *done,
+    const int *length, i64 *active, i64 *filled, float *bootstrap, int *to_row, float *to_private,
+    float *to_h_prev, u8 *to_mask, float *to_value, int *to_action, float *to_log_mu, float *to_reward,
+    i8 *to_valid, i8 *to_done, const int B, const int P, const int H, const int A, const int TM) {
     const bool full = filled[0] == length[active[0]];
     const i64 buffer = full ? 1 - active[0] : active[0];
     const i64 at = (buffer * TM + (full ? 0 : filled[0])) * B;  // first lane's place in the [2, TM, B] arrays
@@ -26,10 +25,7 @@ extern "C" __global__ void rollout_write(ARGS) {
         to_done[at + b] = done[b];
         if (full) bootstrap[b] = value[b];
     }
-}
-
-extern "C" __global__ void rollout_write_finish(ARGS) {
-    const bool full = filled[0] == length[active[0]];
-    if (full) active[0] = 1 - active[0];
+    if (!last_block() || threadIdx.x) return;
+    active[0] = buffer;
     filled[0] = full ? 1 : filled[0] + 1;
 }

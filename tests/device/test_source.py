@@ -80,7 +80,7 @@ def compiler():
 
 def test_a_real_compiler_reports_registers(compiler):
     found = source.resources(grad_norm.KERNEL, "sm_90")
-    assert sorted(r.entry for r in found) == ["grad_norm", "grad_norm_finish"]
+    assert [r.entry for r in found] == ["grad_norm"]
     assert all(0 < r.registers <= 255 and r.shared > 0 for r in found)
 
 

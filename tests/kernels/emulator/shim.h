@@ -52,6 +52,12 @@ static inline int atomicMax(int* p, int value) {
     if (value > old) *p = value;
     return old;
 }
+static inline unsigned atomicInc(unsigned* p, unsigned most) {
+    const unsigned old = *p;
+    *p = old >= most ? 0 : old + 1;
+    return old;
+}
+static inline void __threadfence() {}
 
 // -- functions that CUDA rounds worse than the CPU --
 
