@@ -42,6 +42,6 @@ KERNEL = Kernel(
         Arg("head", REAL, "out", "R,H4", "H4 = H + 4: h, then 1, 0, 0, 0 for the heads' bias column"),
     ),
     reference=reference,
-    launcher=grid_stride("R", "H4"),
+    launcher=grid_stride("R", "H4", each=4),
     tolerance=(1e-6, 1e-5, "three tanh in float32"),
 )

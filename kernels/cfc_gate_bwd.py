@@ -38,6 +38,6 @@ KERNEL = Kernel(
         Arg("dmaps", REAL, "out", "R,M4"),
     ),
     reference=reference,
-    launcher=grid_stride("R", "G3", each=3),
+    launcher=grid_stride("R", "H4", each=4),
     tolerance=(1e-6, 1e-5, "products of differences near saturation"),
 )

@@ -32,7 +32,7 @@ KERNEL = Kernel(
         Arg("v", REAL, "out", "R,U4", "U4 = U + 4: activations, then 1, 0, 0, 0 for the bias column"),
     ),
     reference=reference,
-    launcher=grid_stride("R", "U4"),
+    launcher=grid_stride("R", "U4", each=4),
     constants=cuda_constants(),
     tolerance=(1e-6, 1e-5, "one tanh in float32"),
 )

@@ -26,7 +26,7 @@ KERNEL = Kernel(
         Arg("du", REAL, "out", "R,U"),
     ),
     reference=reference,
-    launcher=grid_stride("R", "U"),
+    launcher=grid_stride("R", "U", each=4),
     constants=cuda_constants(),
     tolerance=(1e-6, 1e-5, "a difference near saturation"),
 )

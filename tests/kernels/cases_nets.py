@@ -155,6 +155,16 @@ def encoding_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
     return encoding_bwd(r, rng, 33)
 
 
+@case(encoding_norm_bwd, (9,), "seed profile")
+def encoding_bwd_seed(r: int, rng: Any) -> dict[str, Any]:
+    return encoding_bwd(r, rng, 256)
+
+
+@case(encoding_norm_bwd, (2,), "wide")
+def encoding_bwd_wide(r: int, rng: Any) -> dict[str, Any]:
+    return encoding_bwd(r, rng, 516)
+
+
 def mixer(rng: Any, k: int, n: int, heads: int, p: int) -> dict[str, Any]:
     """Parameters near their initial values (dt from 0.001 to 0.1, A from 1 to 16), as Mamba-2 has them."""
     inner = heads * p
@@ -238,10 +248,20 @@ def cell_input_odd(r: int, rng: Any) -> dict[str, Any]:
     return {"R": r, "D": 33, "P": P, "H": 21, "X": 33 + P + 21 + 4}
 
 
+@case(cfc_input, (3,), "wide")
+def cell_input_wide(r: int, rng: Any) -> dict[str, Any]:
+    return {"R": r, "D": 512, "P": P, "H": 128, "X": 512 + P + 128 + 4}
+
+
 @case(cfc_gate, GATE_ROWS)
 def gate(r: int, rng: Any, h: int = 32) -> dict[str, Any]:
     ts = np.log1p(rng.exponential(size=r))
     return {"R": r, "M4": 4 * h, "ts": ts, "H": h, "G3": 3 * h, "H4": h + 4}
+
+
+@case(cfc_gate, FEW, "odd width")
+def gate_odd(r: int, rng: Any) -> dict[str, Any]:
+    return gate(r, rng, 33)
 
 
 @case(cfc_gate_bwd, GATE_ROWS)
@@ -250,14 +270,29 @@ def gate_bwd(r: int, rng: Any, h: int = 32) -> dict[str, Any]:
     return {"gates": np.concatenate([f, s], 1), "ts": np.log1p(rng.exponential(size=r)), "H4": h + 4, "M4": 4 * h}
 
 
+@case(cfc_gate_bwd, FEW, "odd width")
+def gate_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
+    return gate_bwd(r, rng, 33)
+
+
 @case(lecun_tanh, edges(32))
-def tanh(r: int, rng: Any) -> dict[str, Any]:
-    return {"R": r, "U": 32, "U4": 36}
+def tanh(r: int, rng: Any, u: int = 32) -> dict[str, Any]:
+    return {"R": r, "U": u, "U4": u + 4}
+
+
+@case(lecun_tanh, FEW, "odd width")
+def tanh_odd(r: int, rng: Any) -> dict[str, Any]:
+    return tanh(r, rng, 33)
 
 
 @case(lecun_tanh_bwd, edges(32))
-def tanh_bwd(r: int, rng: Any) -> dict[str, Any]:
-    return {"v": 1.7159 * np.tanh(0.666 * rng.normal(size=(r, 36))), "U": 32}
+def tanh_bwd(r: int, rng: Any, u: int = 32) -> dict[str, Any]:
+    return {"v": 1.7159 * np.tanh(0.666 * rng.normal(size=(r, u + 4))), "U": u}
+
+
+@case(lecun_tanh_bwd, FEW, "odd width")
+def tanh_bwd_odd(r: int, rng: Any) -> dict[str, Any]:
+    return tanh_bwd(r, rng, 33)
 
 
 @case(window_tail, edges(4 * 16))
