@@ -1,8 +1,9 @@
-// A warp a row of the joint batch: the first M warps take replay, the others the rollout. Few bytes (2.5 MB at M = 1024,
-// H = 128) from scattered rows: what counts is that all rows are asked for at once.
+// A warp a part (grid row) of a row of the joint batch, whose first M rows come from replay, the others from the rollout.
+// Few bytes (2.5 MB at M = 1024, H = 128) from scattered rows: what counts is that all are asked for at once, so that no
+// warp waits for one array before it asks for the next.
 #include "copy.cuh"
 
-extern "C" __global__ void batch_gather(
+extern "C" __global__ void __launch_bounds__(256, 8) batch_gather(
     const int* __restrict__ slots, const int* __restrict__ index,  // [M, ...]
     const int* __restrict__ row, const float* __restrict__ private,  // [C, ...]
     const float* __restrict__ h_prev, const int* __restrict__ action,
@@ -27,18 +28,21 @@ extern "C" __global__ void batch_gather(
     i8* __restrict__ served_aux_label,
     const int M, const int C, const int P, const int H, const int n, const int A, const int TM, const int B,
     const int N, const int M2) {
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.y;
     for (i64 r = (i64)blockIdx.x * warps + threadIdx.x / 32; r < M2; r += (i64)gridDim.x * warps) {
         const bool replayed = r < M;
         const i64 m = replayed ? r : r - M;
+        if (part > 3 && !replayed) return;
         const i64 at = replayed ? slots[m] : index[m];
-        copy_row(to_h_prev + r * H, (replayed ? h_prev : roll_h_prev) + at * H, H, lane, 32);
-        copy_row(to_private + r * P, (replayed ? private : roll_private) + at * P, P, lane, 32);
-        if (replayed) {
-            copy_row(to_next_h_prev + m * H, next_h_prev + at * H, H, lane, 32);
-            copy_row(to_next_private + m * P, next_private + at * P, P, lane, 32);
-            copy_row(to_next_mask + m * A, next_mask + at * A, A, lane, 32);
-            copy_row(to_rewards + m * n, rewards + at * n, n, lane, 32);
+        if (part == 0) {
+            copy_row(to_h_prev + r * H, (replayed ? h_prev : roll_h_prev) + at * H, H, lane, 32);
+        } else if (part == 1) {
+            copy_row(to_private + r * P, (replayed ? private : roll_private) + at * P, P, lane, 32);
+        } else if (part == 2) {
+            if (replayed) copy_row(to_next_mask + m * A, next_mask + at * A, A, lane, 32);
+            else copy_row(served_mask + m * A, roll_mask + at * A, A, lane, 32);
+        } else if (part == 3 && replayed) {
+            for (int i = lane; i < n; i += 32) to_rewards[m * n + i] = rewards[at * n + i];
             if (lane == 0) {
                 to_row[r] = row[at];
                 to_action[m] = action[at];
@@ -46,8 +50,7 @@ extern "C" __global__ void batch_gather(
                 to_terminal[m] = terminal[at];
                 to_next_row[m] = next_row[at];
             }
-        } else {
-            copy_row(served_mask + m * A, roll_mask + at * A, A, lane, 32);
+        } else if (part == 3) {
             if (lane == 0) {
                 const int seen = roll_row[at];
                 to_row[r] = seen;
@@ -59,6 +62,10 @@ extern "C" __global__ void batch_gather(
                 served_advantage[m] = roll_advantage[at];
                 served_returns[m] = roll_returns[at];
             }
+        } else if (part == 4) {
+            copy_row(to_next_h_prev + m * H, next_h_prev + at * H, H, lane, 32);
+        } else {
+            copy_row(to_next_private + m * P, next_private + at * P, P, lane, 32);
         }
     }
 }

@@ -114,6 +114,6 @@ KERNEL = Kernel(
         Arg("served_aux_label", "int8", "out", "M", "label of the rollout rows; -1 where unknown"),
     ),
     batch_gather,
-    launcher=lambda sizes, scalars: ((min(-(-sizes["M2"] // 8), 4096),), (256,), 0),  # a warp a row
+    launcher=lambda sizes, scalars: ((min(-(-sizes["M2"] // 8), 4096), 6), (256,), 0),  # a warp a row and part
     tolerance=(0.0, 0.0, "copies"),
 )

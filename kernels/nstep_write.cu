@@ -4,7 +4,7 @@
 #include "copy.cuh"
 #include "last_block.cuh"
 
-extern "C" __global__ void nstep_write(
+extern "C" __global__ void __launch_bounds__(256, 4) nstep_write(
     const int *row, const float *private, const float *h_prev, const u8 *mask, const int *action,
     const float *reward, const i8 *valid, const i8 *done, int *ring_row, float *ring_private,
     float *ring_h_prev, u8 *ring_mask, int *ring_action, float *ring_reward, i8 *ring_valid, i8 *ring_done,

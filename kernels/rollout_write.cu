@@ -1,4 +1,5 @@
-// Every thread reads the counters as they were; the last block, after all have, moves them.
+// Every thread reads the counters as they were; the last block, after all have, moves them. The parts (grid row: recurrent
+// state, the other rows, what is one value a lane) don't wait for each other.
 #include "copy.cuh"
 #include "last_block.cuh"
 
@@ -12,10 +13,12 @@ extern "C" __global__ void rollout_write(
     const i64 buffer = full ? 1 - active[0] : active[0];
     const i64 at = (buffer * TM + (full ? 0 : filled[0])) * B;  // first lane's place in the [2, TM, B] arrays
     const i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
-    copy_row(to_h_prev + at * H, h_prev, (i64)B * H, t, threads);
-    copy_row(to_private + at * P, private, (i64)B * P, t, threads);
-    copy_row(to_mask + at * A, mask, (i64)B * A, t, threads);
-    FOR_EACH(b, B) {
+    if (blockIdx.y == 0) copy_row(to_h_prev + at * H, h_prev, (i64)B * H, t, threads);
+    if (blockIdx.y == 1) {
+        copy_row(to_private + at * P, private, (i64)B * P, t, threads);
+        copy_row(to_mask + at * A, mask, (i64)B * A, t, threads);
+    }
+    if (blockIdx.y == 2) FOR_EACH(b, B) {
         to_row[at + b] = row[b];
         to_value[at + b] = value[b];
         to_action[at + b] = action[b];

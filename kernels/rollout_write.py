@@ -92,6 +92,6 @@ KERNEL = Kernel(
         *staged_args("inout", "2,TM,B", "to_"),
     ),
     rollout_write,
-    launcher=lambda sizes, scalars: ((min(max(-(-sizes["B"] * sizes["H"] // 1024), 1), 4096),), (256,), 0),
+    launcher=lambda sizes, scalars: ((min(max(-(-sizes["B"] * sizes["H"] // 1024), 1), 4096), 3), (256,), 0),
     tolerance=(0.0, 0.0, "copies"),
 )
