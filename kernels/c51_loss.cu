@@ -28,7 +28,7 @@ __device__ inline void sample_loss(ARGS, const i64 m, float* logits) {
     for (int i = n_used[m]; i > 0; --i) discount *= gamma;
     gain *= isv[ISV_REWARD_SCALE];
 
-    const int best = best_action(next_online + m * HEAD_WIDTH + HEAD_Q, next_mask + m * N_ACTIONS, logits, v_min, step);
+    const int best = best_action(next_online + m * HEAD_WIDTH, next_mask + m * N_ACTIONS, logits, v_min, step);
     const float judged = is_atom ? next_target[m * HEAD_WIDTH + HEAD_Q + best * N_ATOMS + lane] : -INFINITY;
     const float top = warp_max(judged);  // of the whole warp: not inside the choice below
     float probs = is_atom ? expf(judged - top) : 0.0f;

@@ -19,7 +19,7 @@ from kernels.heads import (
     masked_policy,
 )
 from kernels.philox import Purpose, counter, uniform
-from kernels.spec import REAL, Arg, Kernel
+from kernels.spec import REAL, Arg, Kernel, warp_a_row
 
 
 @lru_cache(maxsize=2)
@@ -79,6 +79,6 @@ KERNEL = Kernel(
         Arg("q_greedy", "int32", "out", "B", "valid argmax of E[Z]: a diagnostic"),
     ),
     policy_sample,
-    launcher=lambda sizes, scalars: ((-(-sizes["B"] // 8),), (256,), 0),  # a warp a backtest, 8 warps a block
+    launcher=warp_a_row("B", warps=4),
     constants=CONSTANTS | {"PURPOSE_ACTION": int(Purpose.ACTION)},
 )
