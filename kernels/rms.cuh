@@ -11,10 +11,11 @@ __device__ inline float4 zeros() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 
 __device__ inline float inverse_root(float squares, int D, float eps) { return 1.0f / sqrtf(warp_sum(squares) / D + eps); }
 
-// b and sum may be null.
+// b, sum, copy and another may be null.
 template <int PIECES>
 __device__ inline void add_norm_pieces(
-    const float4* a, const float4* b, const float4* weight, float eps, float4* sum, float4* n, float* rstd, int D) {
+    const float4* a, const float4* b, const float4* weight, float eps, float4* sum, float4* n, float* rstd, int D,
+    float4* copy, float4* another) {
     const int lane = threadIdx.x % 32, width = D / 4;
     float4 s[PIECES];
     float squares = 0.0f;
@@ -31,13 +32,17 @@ __device__ inline void add_norm_pieces(
         const int c = lane + 32 * i;
         if (c >= width) break;
         if (sum) sum[c] = s[i];
-        n[c] = s[i] * r * weight[c];
+        const float4 value = s[i] * r * weight[c];
+        n[c] = value;
+        if (copy) copy[c] = value;
+        if (another) another[c] = value;
     }
     if (lane == 0) *rstd = r;
 }
 
 __device__ inline void add_norm_floats(
-    const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D) {
+    const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D, float* copy,
+    float* another) {
     const int lane = threadIdx.x % 32;
     float squares = 0.0f;
     for (int c = lane; c < D; c += 32) {
@@ -48,19 +53,23 @@ __device__ inline void add_norm_floats(
     for (int c = lane; c < D; c += 32) {
         const float s = b ? a[c] + b[c] : a[c];
         if (sum) sum[c] = s;
-        n[c] = s * r * weight[c];
+        const float value = s * r * weight[c];
+        n[c] = value;
+        if (copy) copy[c] = value;
+        if (another) another[c] = value;
     }
     if (lane == 0) *rstd = r;
 }
 
-// One row: sum = a + b, n = sum * rstd * weight; without b it is a, and without `sum` it is not kept. Rows of whole
-// 16-byte pieces stay in registers; they are read once, which is all that counts.
+// One row: sum = a + b, n = sum * rstd * weight; without b it is a, and without `sum` it is not kept. `copy` and `another`
+// get n, too. Rows of whole 16-byte pieces stay in registers; they are read once, which is all that counts.
 __device__ inline void add_norm(
-    const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D) {
+    const float* a, const float* b, const float* weight, float eps, float* sum, float* n, float* rstd, int D,
+    float* copy = nullptr, float* another = nullptr) {
     constexpr int PIECES = 4;
     if (D % 4 == 0 && D <= 128 * PIECES)
         add_norm_pieces<PIECES>((const float4*)a, (const float4*)b, (const float4*)weight, eps, (float4*)sum, (float4*)n,
-                                rstd, D);
+                                rstd, D, (float4*)copy, (float4*)another);
     else
-        add_norm_floats(a, b, weight, eps, sum, n, rstd, D);
+        add_norm_floats(a, b, weight, eps, sum, n, rstd, D, copy, another);
 }

@@ -26,6 +26,7 @@ from kernels import (
     residual_rmsnorm,
     residual_rmsnorm_bwd,
     rmsnorm,
+    rmsnorm_tail,
     scatter_rows,
     window_tail,
     window_tail_bwd,
@@ -45,11 +46,13 @@ def rstd_of(u: np.ndarray) -> np.ndarray:
 
 
 @case(rmsnorm, NORM_ROWS)
+@case(rmsnorm_tail, NORM_ROWS)
 def norm(r: int, rng: Any, k: int = 4, d: int = 64) -> dict[str, Any]:
     return {"R": r, "K": k, "D": d, "eps": EPS}
 
 
 @case(rmsnorm, FEW, "odd width")
+@case(rmsnorm_tail, FEW, "odd width")
 def norm_odd(r: int, rng: Any) -> dict[str, Any]:
     return norm(r, rng, k=5, d=33)
 
@@ -60,6 +63,7 @@ def norm_wide(r: int, rng: Any) -> dict[str, Any]:
 
 
 @case(rmsnorm, (9,), "seed profile")
+@case(rmsnorm_tail, (9,), "seed profile")
 def norm_seed(r: int, rng: Any) -> dict[str, Any]:
     return norm(r, rng, k=32, d=256)
 

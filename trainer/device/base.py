@@ -184,8 +184,9 @@ class Device:
         """
         yield
 
-    def join(self) -> None:
-        """Waits (on the device) for every branch that was opened here, not in another one, since the last join."""
+    def join(self, name: str | None = None) -> None:
+        """Waits (on the device) for every branch that was opened here, not in another one, since the last join; or for
+        the one of that name alone."""
 
     def region(self, body: Callable[[], None], name: str) -> Region:
         return Region(body, name, self.recorder)

@@ -261,10 +261,11 @@ class CudaDevice(Device):
         if branch not in parent.open:
             parent.open.append(branch)
 
-    def join(self) -> None:
-        for branch in self.current.open:
+    def join(self, name: str | None = None) -> None:
+        opened = self.current.open
+        for branch in [b for b in opened if name is None or b is self.branches.get(name)]:
             self.current.stream.wait_event(branch.done)
-        self.current.open.clear()
+            opened.remove(branch)
 
     def _branch(self, name: str, priority: int) -> _Branch:
         if name not in self.branches:

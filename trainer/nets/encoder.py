@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels import encoding_norm, encoding_norm_bwd, residual_rmsnorm, residual_rmsnorm_bwd, rmsnorm
+from kernels import (
+    encoding_norm,
+    encoding_norm_bwd,
+    residual_rmsnorm,
+    residual_rmsnorm_bwd,
+    rmsnorm,
+    rmsnorm_tail,
+    window_tail,
+)
 from trainer.config import NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
@@ -22,7 +30,8 @@ class Encoder:
     def __init__(self, cfg: NetConfig, n_features: int):
         self.d, self.window, self.features, self.depth = cfg.d_model, cfg.window, n_features, cfg.layers
         self.layers: list[MixerAll | MixerLast] = [MixerAll(cfg, i) for i in range(cfg.layers - 1)]
-        self.layers.append(MixerLast(cfg, cfg.layers - 1))
+        self.top = MixerLast(cfg, cfg.layers - 1)
+        self.layers.append(self.top)
         self.stem = make_stem(cfg, n_features, self.layers)
 
     def entries(self) -> list[Entry]:
@@ -64,10 +73,13 @@ class Encoder:
 
     def forward(self, device: Device, p: Any, act: Any) -> None:
         """x -> enc [R, D]. Kept for backward: res, rstd, n of each layer, and what stem and mixers keep."""
-        lowest = self.stem.depth
+        lowest, last = self.stem.depth, self.depth - 1
         self.stem.forward(device, p, act)
-        out = act[f"n.{lowest}"], act[f"rstd.{lowest}"]
-        device.launch(rmsnorm.KERNEL, act[f"res.{lowest}"], p[f"layers.{lowest}.norm.weight"], EPS, *out)
+        norm = act[f"res.{lowest}"], p[f"layers.{lowest}.norm.weight"], EPS, act[f"n.{lowest}"], act[f"rstd.{lowest}"]
+        if lowest == last:
+            device.launch(rmsnorm_tail.KERNEL, *norm, *self.top.tails(act))
+        else:
+            device.launch(rmsnorm.KERNEL, *norm)
         for i in range(lowest, self.depth):
             layer = self.layers[i]
             layer.forward(device, p, act, act[f"n.{i}"])
@@ -76,6 +88,8 @@ class Encoder:
                 weight = p[f"layers.{i + 1}.norm.weight"]
                 above = act[f"res.{i + 1}"], act[f"n.{i + 1}"], act[f"rstd.{i + 1}"]
                 device.launch(residual_rmsnorm.KERNEL, base, delta, weight, EPS, *above)
+                if i + 1 == last:
+                    device.launch(window_tail.KERNEL, act[f"n.{last}"], *self.top.tails(act))
             else:
                 above = act["res.last"], act.enc, act["rstd.last"]
                 device.launch(encoding_norm.KERNEL, base, delta, p["norm.weight"], EPS, *above)

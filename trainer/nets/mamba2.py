@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels import mamba2_last, mamba2_last_bwd, mamba2_mixer, mamba2_mixer_bwd, window_tail
+from kernels import mamba2_last, mamba2_last_bwd, mamba2_mixer, mamba2_mixer_bwd
 from kernels import window_tail_bwd as tail_bwd
 from kernels.vectors import mixer_vectors, place
 from trainer.config import NetConfig
@@ -162,11 +162,14 @@ class MixerLast(Mixer):
             }
         return self._scratch(prefix, shapes)
 
+    def tails(self, act: Any) -> tuple[Any, Any]:
+        """Where the last rows of the layer's input belong: the last four, and the last one."""
+        return act[f"{self.name}.tail"], act[f"{self.name}.last"]
+
     def forward(self, device: Device, p: Any, act: Any, n: Any) -> None:
-        """n [R, K, D] -> `delta` [R, D]. Kept for backward: tail, last, bxdt, c, z, y."""
-        a, tail, last = self.name, act[f"{self.name}.tail"], act[f"{self.name}.last"]
+        """n [R, K, D], its last rows in `tail` and `last` -> `delta` [R, D]. Kept for backward: these, bxdt, c, z, y."""
+        a, (tail, last) = self.name, self.tails(act)
         bxdt, c, z, y = (act[f"{a}.{key}"] for key in ("bxdt", "c", "z", "y"))
-        device.launch(window_tail.KERNEL, n, tail, last)
         linear(device, n, p[f"{a}.bxdt"], bxdt)
         linear(device, tail, p[f"{a}.c"], c)
         linear(device, last, p[f"{a}.z"], z)
@@ -185,9 +188,11 @@ class MixerLast(Mixer):
         linear_backward_weight(device, dbxdt, n, g[f"{a}.bxdt"])
         linear_backward_weight(device, dc, act[f"{a}.tail"], g[f"{a}.c"])
         linear_backward_weight(device, dz, act[f"{a}.last"], g[f"{a}.z"])
+        with device.branch("tails", urgent=True):
+            linear_backward_input(device, dc, p[f"{a}.c"], dtail)
+            linear_backward_input(device, dz, p[f"{a}.z"], dlast)
         linear_backward_input(device, dbxdt, p[f"{a}.bxdt"], dn)
-        linear_backward_input(device, dc, p[f"{a}.c"], dtail)
-        linear_backward_input(device, dz, p[f"{a}.z"], dlast)
+        device.join("tails")
         device.launch(tail_bwd.KERNEL, dtail, dlast, dn)
 
     def flops(self, rows: int) -> int:
