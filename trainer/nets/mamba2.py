@@ -167,7 +167,7 @@ class MixerLast(Mixer):
         return act[f"{self.name}.tail"], act[f"{self.name}.last"]
 
     def forward(self, device: Device, p: Any, act: Any, n: Any) -> None:
-        """n [R, K, D], its last rows in `tail` and `last` -> `delta` [R, D]. Kept for backward: these, bxdt, c, z, y."""
+        """n [R, K, D], its last rows in `tail`, `last` -> `delta` [R, D]. Kept for backward: these, bxdt, c, z, y."""
         a, (tail, last) = self.name, self.tails(act)
         bxdt, c, z, y = (act[f"{a}.{key}"] for key in ("bxdt", "c", "z", "y"))
         linear(device, n, p[f"{a}.bxdt"], bxdt)
