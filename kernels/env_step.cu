@@ -1,23 +1,35 @@
 // One thread a lane, in the order of events that the reference tells; what it does for subsets of lanes is an `if` here.
-// Money and prices are integers, so every backend agrees to the last unit. A lane is a chain of dependent loads and
-// there are few of them: small blocks spread them over the SMs.
+// Money and prices are integers, so every backend agrees to the last unit. There are few lanes, and what takes time is a
+// load that waits for another: a warp a block spreads them over the SMs, and all that a lane may need of the row ahead is
+// asked for as soon as the lane's own state is there.
 #include "common.cuh"
 
 struct Book { const int *bid_px, *ask_px, *bid_sz, *ask_sz; int levels; };
 
+// The first level of both sides of a row.
+struct Touch {
+    int bid_px, ask_px, bid_sz, ask_sz;
+    __device__ Touch(const Book& book, i64 row)
+        : bid_px(book.bid_px[row * book.levels]), ask_px(book.ask_px[row * book.levels]),
+          bid_sz(book.bid_sz[row * book.levels]), ask_sz(book.ask_sz[row * book.levels]) {}
+};
+
 // Sums of the prices of `lots` lots and of the `first` ones among them, walking the opposite side from the touch.
-__device__ inline void walk(const Book& book, i64 row, bool buy, i64 lots, i64 first, i64& total, i64& total_first) {
-    const int* px = (buy ? book.ask_px : book.bid_px) + row * book.levels;
-    const int* size = (buy ? book.ask_sz : book.bid_sz) + row * book.levels;
+__device__ inline void walk(
+    const Book& book, const Touch& touch, i64 row, bool buy, i64 lots, i64 first, i64& total, i64& total_first) {
+    const int *prices = (buy ? book.ask_px : book.bid_px) + row * book.levels,
+              *sizes = (buy ? book.ask_sz : book.bid_sz) + row * book.levels;
+    int px = buy ? touch.ask_px : touch.bid_px, size = buy ? touch.ask_sz : touch.bid_sz;
     i64 last = 0;
     total = total_first = 0;
-    for (int level = 0; level < book.levels && lots; ++level) {
-        if (px[level] == UNDEF) break;  // nothing is known behind a level that is not there
-        last = px[level];
-        const i64 take = size[level] == 0 ? lots : min((i64)size[level], lots);
+    for (int level = 0; px != UNDEF;) {  // nothing is known behind a level that is not there
+        last = px;
+        const i64 take = size == 0 ? lots : min((i64)size, lots);
         const i64 take_first = min(take, first);
         total += take * last; total_first += take_first * last;
         lots -= take; first -= take_first;
+        if (!lots || ++level == book.levels) break;
+        px = prices[level]; size = sizes[level];
     }
     const i64 beyond = buy ? last + 1 : last - 1;
     total += lots * beyond; total_first += first * beyond;
@@ -52,15 +64,20 @@ extern "C" __global__ void env_step(
         int r = row[b], pos = position[b], goal = target[b], pending = pending_row[b], stop = trail[b];
         int age = episode_row[b] + running, held = hold_rows[b] + (pos != 0), final_row = end_row[b], over = done[b];
         i64 money = cash[b], worth = equity[b], top = peak[b], entry = entry_cash[b];
+        const int asked = action[b], given = start_row[b], longest = episode_rows[b], best_before = best[b];
+        const i64 deepest = drawdown[b], rate = fee[b];
+        const int ahead = r + running, fill_now = fill_row[r];
+        int fill_next = fill_row[ahead], mid_ticks2 = mid2[ahead];
+        const int asked_target = targets[asked];
+        Touch touch(book, ahead);
 
         // 1. The decision on row t.
-        const int chosen = running && mask[b * A + action[b]] ? action[b] : HOLD;
-        const int wanted = targets[chosen];
+        const bool allowed = running & (mask[b * A + asked] != 0);
+        const int chosen = allowed ? asked : HOLD, wanted = allowed ? asked_target : targets[HOLD];
         const bool is_order = wanted != NO_ORDER;
-        if (is_order) { goal = wanted; pending = fill_row[r]; }
+        if (is_order) { goal = wanted; pending = fill_now; }
         stop += (chosen == LOOSEN) - (chosen == TIGHTEN);
-        r += running;
-        const int given = start_row[b];
+        r = ahead;
         if (!running && given != START_PARKED) {  // a new episode
             const u32 word = philox(step[0], (u32)b, PURPOSE_RESET, seed).x0;
             r = given >= 0 ? given : starts[((u64)word * (u32)S) >> 32];
@@ -68,13 +85,16 @@ extern "C" __global__ void env_step(
             final_row = min(last[r], limit_row[b]);
             age = pos = goal = held = over = 0;
             money = worth = top = entry = 0;
+            fill_next = fill_row[r];
+            mid_ticks2 = mid2[r];
+            touch = Touch(book, r);
         }
 
         // 2. Row r closes.
-        const i64 mid = (i64)mid2[r] * HALF_MILLI;
+        const i64 mid = (i64)mid_ticks2 * HALF_MILLI;
         const int carried = pos;
-        const bool fallen = running && top - (money + carried * mid) >= drawdown[b];
-        const bool ending = fallen || (running && (r >= final_row || age >= episode_rows[b]));
+        const bool fallen = running && top - (money + carried * mid) >= deepest;
+        const bool ending = fallen || (running && (r >= final_row || age >= longest));
         over += ending + fallen;  // 1 truncated, 2 drawdown
 
         // 3. Trade on r's book.
@@ -88,10 +108,10 @@ extern "C" __global__ void env_step(
         if (traded) {
             // A position left for flat or for the other side ends a round trip; the rest of a flip opens the next one.
             leaves = carried != 0 && carried * pos <= 0;
-            const i64 n = traded < 0 ? -traded : traded, sign = traded < 0 ? -1 : 1, rate = fee[b];
+            const i64 n = traded < 0 ? -traded : traded, sign = traded < 0 ? -1 : 1;
             const i64 n_close = leaves ? abs(carried) : 0;
             i64 total, total_close;
-            walk(book, r, traded > 0, n, n_close, total, total_close);
+            walk(book, touch, r, traded > 0, n, n_close, total, total_close);
             const i64 at_close = money - sign * MILLI * total_close - rate * n_close;
             if (leaves) {
                 pnl = at_close - entry;
@@ -108,18 +128,18 @@ extern "C" __global__ void env_step(
         const bool fresh = carried * pos <= 0;  // flat, just opened, or flipped
         if (fresh) { held = 0; stop = NO_STOP; }
         const int side = (pos > 0) - (pos < 0);
-        const int touch = (side > 0 ? bid_px : ask_px)[(i64)r * LV];
-        const int given_back = fresh ? 0 : max(side * (best[b] - touch), 0);
-        if (pos == goal && given_back >= trail_ticks[stop] && side != 0) { goal = 0; pending = fill_row[r]; }
+        const int at_touch = side > 0 ? touch.bid_px : touch.ask_px;
+        const int given_back = fresh ? 0 : max(side * (best_before - at_touch), 0);
+        if (pos == goal && given_back >= trail_ticks[stop] && side != 0) { goal = 0; pending = fill_next; }
 
         // 5. Equity, reward, and what is seen next.
         const i64 now = money + pos * mid;
         top = max(top, now);
         reward[b] = (float)((double)(now - worth) / MILLI - (double)inventory_penalty * (carried * carried) -
                             (chosen != HOLD ? (double)message_cost : 0.0));
-        for (int a = 0; a < A; ++a) mask[b * A + a] = pos == goal && pos != targets[a];
-        u8* ok = mask + b * A;
         const bool settled = pos == goal, stays = (i64)pos * goal > 0;
+        u8* ok = mask + b * A;
+        for (int a = 0; a < A; ++a) ok[a] = settled & (pos != targets[a]);
         ok[FLAT_FROM_LONG] = settled && pos > 0;
         ok[FLAT_FROM_SHORT] = settled && pos < 0;
         ok[HALF_FLAT_LONG] = settled && pos == lots_large;
@@ -139,7 +159,7 @@ extern "C" __global__ void env_step(
 
         row[b] = r; position[b] = pos; target[b] = goal; pending_row[b] = pending; trail[b] = stop;
         episode_row[b] = age; hold_rows[b] = held; end_row[b] = final_row; done[b] = (i8)over;
-        cash[b] = money; equity[b] = now; peak[b] = top; entry_cash[b] = entry; best[b] = touch + side * given_back;
+        cash[b] = money; equity[b] = now; peak[b] = top; entry_cash[b] = entry; best[b] = at_touch + side * given_back;
         valid[b] = running; ordered[b] = is_order; action_done[b] = (i8)chosen;
         closed[b] = leaves; closed_pnl[b] = pnl; closed_rows[b] = rows_held; closed_lots[b] = lots_closed;
         filled[b] = (int)traded; fee_paid[b] = fees; spread_paid[b] = spread;

@@ -359,7 +359,7 @@ KERNEL = Kernel(
         Arg("hold_scale", "int32", "scalar", doc="rows; scale of private value 6"),
     ),
     reference=_reference,
-    launcher=grid_stride("B", block=64),
+    launcher=grid_stride("B", block=32),
     tolerance=(1e-6, 1e-5, "integers are exact; the reals take a few float32 operations and one log1p"),
     constants={
         "HOLD": HOLD,
