@@ -47,6 +47,16 @@ def test_unknown_profile_shows_the_nearest():
 
 
 def test_identity_ignores_how_a_run_is_carried_out():
-    a = load_config("cpu-demo", ["run.n_steps=10", "run.device=cpu"])
-    assert a.digest() == load_config("cpu-demo").digest()
-    assert a.digest() != load_config("cpu-demo", ["learn.seed=1"]).digest()
+    a = load_config("small", ["run.n_steps=10", "run.device=cpu"])
+    assert a.digest() == load_config("small").digest()
+    assert a.digest() != load_config("small", ["learn.seed=1"]).digest()
+
+
+def test_rates_that_decay_over_the_run_make_its_length_part_of_the_identity():
+    steps = ("run.n_steps=700", "run.n_steps=900")
+    free = [load_config("small", [item]) for item in steps]
+    tied = [load_config("small", [item, "learn.lr_decay_steps=-1"]) for item in steps]
+    assert free[0].digest() == free[1].digest() and [cfg.lr_decay_steps for cfg in free] == [0, 0]
+    assert tied[0].digest() != tied[1].digest() and [cfg.lr_decay_steps for cfg in tied] == [700, 900]
+    said = load_config("small", ["run.n_steps=700", "learn.lr_decay_steps=900"])  # the same rates, said otherwise
+    assert said.digest() == tied[1].digest()

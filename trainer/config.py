@@ -113,7 +113,11 @@ class LearnConfig(_Config):
     reward_scale: float = Field(0.2, gt=0, description="initial reward scale")
     rollout_len: Literal[16, 32, 64, 128] = Field(16, description="initial T, rows of a rollout")
     lr: float = Field(2e-3, gt=0, description="initial learning rate of all five groups")
-    lr_decay_steps: int = Field(0, ge=0, description="linear decay to 0 over this many steps; 0: none")
+    lr_decay_steps: int = Field(
+        0,
+        ge=-1,
+        description="linear decay to 0 over this many updates; 0: none; -1: run.n_steps, which then shapes results",
+    )
     adam_b1: float = Field(0.9, ge=0, lt=1)
     adam_b2: float = Field(0.99, ge=0, lt=1)
     adam_eps: float = Field(1e-8, gt=0)
@@ -199,9 +203,16 @@ class StudyConfig(_Config):
             )
         return self
 
+    @property
+    def lr_decay_steps(self) -> int:
+        """Updates over which the learning rates decay; 0: they don't."""
+        return self.run.n_steps if self.learn.lr_decay_steps < 0 else self.learn.lr_decay_steps
+
     def identity(self) -> dict[str, Any]:
         """The settings that shape training results, JSON-ready."""
-        return self.model_dump(mode="json", include={"data", "folds", "env", "net", "learn"})
+        found = self.model_dump(mode="json", include={"data", "folds", "env", "net", "learn"})
+        found["learn"]["lr_decay_steps"] = self.lr_decay_steps
+        return found
 
     def digest(self) -> str:
         """SHA-256 over `identity()`, hex."""

@@ -67,7 +67,7 @@ class LinearHead:
         q_loss(d, self.cfg, net, net.next_online, net.next_target, s.ns("sample"), s["priority"], s["isv"])
         rollout_loss(d, self.cfg, net, s.ns("served"), s["isv"])
         d.gemm(net.d_out, s["x"], grad, ta=True)
-        optimizer_step(d, self.cfg, opt, s["isv"])
+        optimizer_step(d, self.cfg, self.cfg.lr_decay_steps, opt, s["isv"])
 
     def slot(self, name):
         return float(self.store["isv"][SLOTS[name]])

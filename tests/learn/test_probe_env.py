@@ -84,7 +84,7 @@ class Probe:
             rollout_loss(d, self.cfg, net, served, s["isv"])
             both = np.concatenate([state, state])
             opt.grad.reshape(W, self.states)[:] = net.d_out.T @ np.eye(self.states, dtype=np.float32)[both]
-            optimizer_step(d, self.cfg, opt, s["isv"])
+            optimizer_step(d, self.cfg, self.cfg.lr_decay_steps, opt, s["isv"])
             s["step"][0] += 1
 
     def value(self):

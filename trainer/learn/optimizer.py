@@ -45,14 +45,17 @@ def optimizer_fields(init: np.ndarray, segments: Segments, prefix: str = "opt") 
     ]
 
 
-def optimizer_step(device: Device, cfg: LearnConfig, opt: Any, isv: Any) -> None:
-    """Region code: `opt.grad` -> new `opt.param` and `opt.target`, or `opt.bad` when the gradient is not finite."""
+def optimizer_step(device: Device, cfg: LearnConfig, lr_decay_steps: int, opt: Any, isv: Any) -> None:
+    """Region code: `opt.grad` -> new `opt.param` and `opt.target`, or `opt.bad` when the gradient is not finite.
+
+    `lr_decay_steps`: `StudyConfig.lr_decay_steps`.
+    """
     device.launch(grad_norm.KERNEL, opt.grad, opt.norm_parts, opt.norm, isv)
     device.launch(
         adam_arena.KERNEL,
         *(opt.param, opt.grad, opt.m, opt.v, opt.target, opt.start, opt.stop, opt.group),
         *(opt.norm, opt.count, opt.bad, opt.parts, isv),
-        *(cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, cfg.grad_clip, cfg.lr_decay_steps),
+        *(cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, cfg.grad_clip, lr_decay_steps),
     )
 
 

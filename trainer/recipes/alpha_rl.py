@@ -274,7 +274,7 @@ class AlphaRL:
         with d.branch("writes"):
             replay.update(d, s)
             self._write()
-        optimizer_step(d, self.cfg.learn, self.opt, s["isv"])
+        optimizer_step(d, self.cfg.learn, self.cfg.lr_decay_steps, self.opt, s["isv"])
         d.join()
         controllers.control(d, s)
         controllers.measure(d, s)
