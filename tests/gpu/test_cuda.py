@@ -67,6 +67,17 @@ def test_kernel_equals_its_reference(device, case, size):
     compare(device, case, size)
 
 
+GENERAL = [(case, size) for case, size in RUNS if case.kernel.general is not None]
+
+
+@pytest.mark.parametrize("case, size", GENERAL, ids=[f"{case.id}-{size}" for case, size in GENERAL])
+def test_general_variant_equals_the_reference(case, size):
+    """As on a card whose blocks get as little shared memory as on sm_86, sm_89 and sm_120."""
+    device = CudaDevice()
+    device.shared_limit = min(device.shared_limit, 99 << 10)
+    compare(device, case, size)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_captured_kernel_equals_eager_at_every_launch(case):
     skip_untranslated(case.kernel)
