@@ -15,10 +15,11 @@ def reference(x: Any, out: Any) -> None:
 def _launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
     """512 threads on 16 columns, or on 8, the least that reads whole 32-byte sectors, as only more blocks fill a GPU.
 
-    Measured at 2048 rows on an H200: 4032 columns by 16 / 8 take 5.9 / 9.4 us, 256 columns 3.3 / 3.1.
+    Four columns a thread where every row begins on 16 bytes, so that few blocks have enough bytes in flight.
     """
     columns = 16 if sizes["C"] >= 2048 else 8
-    return (-(-sizes["C"] // columns),), (columns, 512 // columns), 0
+    across = columns // 4 if sizes["C"] % 4 == 0 else columns
+    return (-(-sizes["C"] // columns),), (across, 512 // across), 0
 
 
 KERNEL = Kernel(

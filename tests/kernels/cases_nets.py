@@ -316,6 +316,16 @@ def sum_rows(n: int, rng: Any) -> dict[str, Any]:
     return {"N": n, "C": 130}
 
 
+@case(column_sum, around(256, 2049), "16 bytes a thread")
+def sum_rows_of_pieces(n: int, rng: Any) -> dict[str, Any]:
+    return {"N": n, "C": 132}
+
+
+@case(column_sum, (33, 1025), "more columns than fill a GPU by eights")
+def sum_many_columns(n: int, rng: Any) -> dict[str, Any]:
+    return {"N": n, "C": 2052}
+
+
 @case(column_sum, around(256, 8193), "columns")
 def sum_columns(c: int, rng: Any) -> dict[str, Any]:
     return {"N": 33, "C": c}
