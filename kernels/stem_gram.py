@@ -33,10 +33,10 @@ def reference(xs: Any, row_dot: Any, partial: Any) -> None:
 
 
 def _launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
-    """Shared memory for two lots of rows, plain and weighted, or for the tiles of the seven teams: 63 KiB."""
+    """Shared memory for two lots of rows and their weights: 28 KiB, which leaves room for blocks of a product beside."""
     if sizes["X"] != WIDE:
         return [("stem_gram_any", (sizes["P"],), (256,), 0)]
-    return [("stem_gram", (sizes["P"],), (256,), 4 * max(2 * 2 * ROWS * WIDE, 7 * 36 * 64))]
+    return [("stem_gram", (sizes["P"],), (256,), 4 * 2 * ROWS * (WIDE + 1))]
 
 
 KERNEL = Kernel(
