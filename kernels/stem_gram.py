@@ -33,7 +33,7 @@ def reference(xs: Any, row_dot: Any, partial: Any) -> None:
 
 
 def _launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
-    """Shared memory for two lots of rows and their weights: 28 KiB, which leaves room for blocks of a product beside."""
+    """Shared memory for two lots of rows and their weights: 28 KiB, which leave room for a product beside it."""
     if sizes["X"] != WIDE:
         return [("stem_gram_any", (sizes["P"],), (256,), 0)]
     return [("stem_gram", (sizes["P"],), (256,), 4 * 2 * ROWS * (WIDE + 1))]
