@@ -138,7 +138,9 @@ class FoldedLayer:
         dfolded, dwide, partial = act["stem.dfolded"], act["stem.dwide"], act["stem.gram_partial"]
         linear_backward_weight(device, dres, act.x, dwide)
         self.layer.mix_backward(device, p, g, act, dres)
-        with gradients(device):  # of the norm: proj is linear in rstd, so log rstd has the gradient row_dot
+        # Of the norm: proj is linear in rstd, so log rstd has the gradient row_dot. The last kernel waits for it, so it
+        # neither queues behind other parameters' gradients nor lets the product below go first.
+        with device.branch("gram", urgent=True):
             device.launch(stem_gram.KERNEL, scaled, act[f"{a}.row_dot"], partial)
             device.launch(column_sum.KERNEL, partial, total)
         device.gemm(rows(act[f"{a}.dzcbxdt"]), rows(scaled), dfolded, ta=True)
