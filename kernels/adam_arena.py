@@ -128,7 +128,7 @@ KERNEL = Kernel(
         Arg("lr_decay_steps", "int64", "scalar", doc="updates until the learning rate is 0; 0: no decay"),
     ),
     adam_arena,
-    launcher=lambda sizes, scalars: ((PARTS, sizes["SEG"]), (512,), 0),
+    launcher=lambda sizes, scalars: ((PARTS,), (512,), 0),
     tolerance=(1e-7, 1e-5, "float32 square root and division; moments of the same values"),
     constants=cuda_constants() | {"PARTS": PARTS, "MIN_RUN": MIN_RUN, "N_GROUPS": len(GROUPS)},
 )
