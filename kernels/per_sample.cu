@@ -23,9 +23,10 @@ extern "C" __global__ void per_sample(
     int* slots, float* is_weight,  // [M]
     const int C, const int G, const int M) {
     __shared__ i64 running[THREADS], scratch[32];
-    __shared__ float tops[32];
+    __shared__ float tops[32], shares[2];
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     const int chunk = (G + THREADS - 1) / THREADS;
+    const i64 now = step[0];
     i64 own = 0, squares = 0, count = 0;
     for (int g = t * chunk; g < min((t + 1) * chunk, G); ++g) {
         own += block[(i64)g * 3];
@@ -39,15 +40,17 @@ extern "C" __global__ void per_sample(
     __syncthreads();
     for (int w = 0; w < warp; ++w) sum += scratch[w];
     running[t] = sum;
+    if (t == THREADS - 1) {  // one thread, as divisions in double take a while
+        const double done = fmin((double)now / BETA_STEPS, 1.0);
+        shares[0] = (float)(beta0 + (1.0 - beta0) * done);
+        shares[1] = (float)((double)max(count, (i64)1) / (double)max(sum, (i64)1));
+    }
     __syncthreads();
     const i64 total = running[THREADS - 1];
-
-    const double done = fmin((double)step[0] / BETA_STEPS, 1.0);
-    const float beta = (float)(beta0 + (1.0 - beta0) * done);
-    const float unit = (float)((double)max(count, (i64)1) / (double)max(total, (i64)1));  // N / sum of masses
+    const float beta = shares[0], unit = shares[1];  // unit: N / sum of masses
     for (i64 m = (i64)blockIdx.x * (THREADS / 32) + warp; m < M; m += (i64)gridDim.x * (THREADS / 32)) {
         const i64 edge = m * total / M, span = (m + 1) * total / M - edge;
-        const Philox word = philox(step[0], (u32)m, PURPOSE_REPLAY, seed);
+        const Philox word = philox(now, (u32)m, PURPOSE_REPLAY, seed);
         const u64 draw = ((u64)word.x0 << 32) | word.x1;
         const i64 point = edge + (i64)(draw % (u64)max(span, (i64)1));
         if (point >= total) {  // nothing can be drawn: all masses are 0
