@@ -18,7 +18,8 @@ import numpy as np
 REAL = "real"  # float32 in training; float64 when a reference is checked
 Grid = tuple[int, ...]
 # (sizes, scalars) -> (grid, block, shared bytes), or a list of (entry point, grid, block, shared bytes): functions of
-# one source that run in that order over the same arguments, for what needs the whole grid to have finished a phase.
+# one source that run in that order over the same arguments. What needs the whole grid to have ended rather belongs into
+# its last block (last_block.cuh): a launch takes longer.
 Launch = Callable[[Mapping[str, int], Mapping[str, Any]], tuple[Grid, Grid, int] | list[tuple[str, Grid, Grid, int]]]
 
 
