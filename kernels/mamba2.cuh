@@ -4,8 +4,19 @@
 
 constexpr int AHEAD = 8;  // rows of a channel that are loaded before the first is used
 
-// Relative error below 1e-6 for |u| < 10, where the result matters; 0 and 1 at the ends, never NaN.
-__device__ inline float sigmoid(float u) { return __fdividef(1.0f, 1.0f + __expf(-u)); }
+// 2^u and 1 / u by one instruction each: to 2 units in the last place, with numbers below 2^-126 as zeros.
+__device__ inline float exp2_fast(float u) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(u));
+    return r;
+}
+__device__ inline float reciprocal_fast(float u) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(u));
+    return r;
+}
+// Relative error below 1e-6 for |u| < 10, where the result matters; 0 and 1 at the ends, NaN of NaN alone.
+__device__ inline float sigmoid(float u) { return reciprocal_fast(1.0f + exp2_fast(u * -1.44269504f)); }
 __device__ inline float softplus(float u) { return fmaxf(u, 0.0f) + log1pf(expf(-fabsf(u))); }
 // d SiLU(u) / du from SiLU(u) and sigmoid(u).
 __device__ inline float silu_slope(float value, float gate) { return (1.0f - value) * gate + value; }
@@ -47,24 +58,32 @@ struct ConvRow {
     Pack<V> value, slope, u[4];  // SiLU and its slope; inputs at k - 3 .. k
 };
 
-// Calls use(ConvRow) for k = 0 .. K - 1. `u`: V channels at row 0. Loads run AHEAD rows ahead. ROWS: K where it is known, a
-// multiple of AHEAD, else 0. UNROLLED: row.k is known to the compiler too, at the price of ROWS times the code. Returns the
-// last row.
-template <int V, int ROWS, bool UNROLLED, class Use>
+// Calls use(ConvRow) for k = 0 .. K - 1. `u`: V channels at row 0. ROWS: K where it is known, a multiple of AHEAD, else 0.
+// AHEAD rows are loaded before the first of them is used or, where K is known, before the first of the AHEAD rows before
+// them. Returns the last row.
+template <int V, int ROWS, class Use>
 __device__ inline ConvRow<V> for_conv_rows(const float* u, int stride, int rows, const Taps<V>& taps, Use use) {
     const int K = ROWS ? ROWS : rows;
     ConvRow<V> row = {};
-#pragma unroll (UNROLLED ? ROWS / AHEAD : 1)
-    for (int k0 = 0; k0 < K; k0 += AHEAD) {
-        Pack<V> next[AHEAD];
+    Pack<V> next[AHEAD];
+    const auto fetch = [&](int k0) {
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
             if (k0 + i < K) next[i] = load<V>(u + (i64)(k0 + i) * stride);
+    };
+    if (ROWS) fetch(0);
+#pragma unroll 1
+    for (int k0 = 0; k0 < K; k0 += AHEAD) {
+        if (!ROWS) fetch(k0);
+        Pack<V> now[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) now[i] = next[i];
+        if (ROWS) fetch(k0 + AHEAD);
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             if (k0 + i >= K) break;
             row.k = k0 + i;
-            row.u[0] = row.u[1]; row.u[1] = row.u[2]; row.u[2] = row.u[3]; row.u[3] = next[i];
+            row.u[0] = row.u[1]; row.u[1] = row.u[2]; row.u[2] = row.u[3]; row.u[3] = now[i];
 #pragma unroll
             for (int v = 0; v < V; ++v) {
                 float pre = taps.bias.v[v];
@@ -94,7 +113,7 @@ __device__ inline void conv_backward(
     int CH, Seen seen = {}) {
     const int K = ROWS ? ROWS : rows;
     Pack<V> d[4] = {}, dw[4] = {}, db = {}, out;  // d[j]: gradient before SiLU at row k - 3 + j
-    const ConvRow<V> last = for_conv_rows<V, ROWS, false>(u, stride, K, taps, [&](const ConvRow<V>& row) {
+    const ConvRow<V> last = for_conv_rows<V, ROWS>(u, stride, K, taps, [&](const ConvRow<V>& row) {
         const Pack<V> dv = dvalue(row);
         d[0] = d[1]; d[1] = d[2]; d[2] = d[3];
 #pragma unroll

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from kernels.mamba2_last import INPUTS, decay_to_last, heads_first, last_output, shared_floats, tail_conv
+from kernels.mamba2_last import (
+    INPUTS,
+    any_floats,
+    decay_to_last,
+    heads_first,
+    last_output,
+    last_shape,
+    tail_conv,
+    window_shared,
+)
 from kernels.mixer_parts import (
     conv_silu,
     conv_silu_backward,
@@ -100,11 +109,19 @@ def reference(
     partial[:, where["gate_norm.weight"]] = dnorm
 
 
-def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> tuple[Grid, Grid, int]:
-    """A block a window, a warp a head and one for 64 channels of B."""
+def general(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
+    """A block a window, a warp a head and one for 32 channels of B."""
     k, di, heads = sizes["K"], sizes["DI"], sizes["HD"]
-    floats = shared_floats(sizes) + 2 * di + k * heads + k
-    return (sizes["R"],), (32 * min(heads + -(-sizes["N"] // 64), 9),), 4 * floats
+    floats = any_floats(sizes) + 2 * di + k * heads + k
+    warps = min(heads + -(-sizes["N"] // 32), 9)
+    return [("mamba2_last_bwd_any", (sizes["R"],), (32 * warps,), 4 * floats)]
+
+
+def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple[str, Grid, Grid, int]]:
+    """A block a window, a warp a head; with 8 heads 75 KB of shared memory, so three blocks share a multiprocessor."""
+    if not last_shape(sizes):
+        return general(sizes, scalars)
+    return [("mamba2_last_bwd", (sizes["R"],), (32 * sizes["HD"],), window_shared(sizes, room=32))]
 
 
 KERNEL = Kernel(
@@ -119,5 +136,6 @@ KERNEL = Kernel(
     ),
     reference=reference,
     launcher=launcher,
+    general=general,
     tolerance=(2e-6, 2e-4, "sums over K rows of cancelling terms"),
 )

@@ -1,5 +1,5 @@
-// `mamba2_mixer` is for the profiles' shape (mamba2_window.cuh), `mamba2_mixer_any` for all others. At 1024 windows of
-// the seed size the first moves 219 MB (about 50 us) and computes 0.6 G multiply-adds, of which the mask spares a third:
+// `mamba2_mixer` and `_exact` (mma.cuh) are for the profiles' shape (mamba2_window.cuh), `_any` for all others. At 1024 windows
+// of the seed size the first moves 219 MB (about 50 us) and computes 0.6 G multiply-adds, of which the mask spares a third:
 // everything of a window stays in shared memory and registers, two blocks a multiprocessor overlap loads and sums.
 #include "mamba2_any.cuh"
 #include "mamba2_window.cuh"
@@ -7,13 +7,50 @@
 #define ARGS                                                                                                  \
     const float *__restrict__ zcbxdt, const float *__restrict__ conv_weight, const float *__restrict__ conv_bias, \
         const float *__restrict__ dt_bias, const float *__restrict__ a_log, const float *__restrict__ d_skip, \
-        const float *__restrict__ norm_weight, const float eps, float *__restrict__ y, const int R, const int K, \
-        const int E, const int CH, const int HD, const int DI, const int Y
+        const float *__restrict__ norm_weight, const float eps, const int tf32, float *__restrict__ y, const int R, \
+        const int K, const int E, const int CH, const int HD, const int DI, const int Y
+#define GIVEN zcbxdt, conv_weight, conv_bias, dt_bias, a_log, d_skip, norm_weight, eps, tf32, y, R, K, E, CH, HD, DI, Y
 
-constexpr int GS = ROWS + 4;  // row stride of the scores
+// Where a window's channels C, B, x lie in shared memory: c, b [32, CB], x [32, XS].
+struct Channels {
+    float *c, *b, *x;
+    int XS;
+    __device__ float* at(int ch) const { return ch < WIDE ? c + ch : ch < 2 * WIDE ? b + ch - WIDE : x + ch - 2 * WIDE; }
+    __device__ int stride(int ch) const { return ch < 2 * WIDE ? CB : XS; }
+};
+
+constexpr int ROUNDS = 3;  // groups of 32 channels of a warp, at most: 4 + 2 HD of them for HD warps, HD 4 or 8
+
+// Puts the copies of u, the window's channels at row 0, on their way: ROUNDS groups of copies.
+__device__ inline void load_window(const float* u, int E, const Channels& to, int CH) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1  // code that does not fit the instruction cache costs more
+    for (int round = 0; round < ROUNDS; ++round) {
+        const int group = threadIdx.x / 32 + round * (blockDim.x / 32), ch = group * 32 + lane % 8 * 4;
+        if (group < CH / 32)
+            for (int k = lane / 8; k < ROWS; k += 4) copy_async(to.at(ch) + k * to.stride(ch), u + (i64)k * E + ch);
+        copies_end();
+    }
+}
+
+// Their convolution and SiLU in place, as factors, by the warp that loaded them.
+template <bool EXACT>
+__device__ inline void conv_window(const float* weight, const float* bias, const Channels& in, int CH) {
+#pragma unroll 1  // code that does not fit the instruction cache costs more
+    for (int round = 0; round < ROUNDS; ++round) {
+        if (round == 0) copies_wait<ROUNDS - 1>();
+        if (round == 1) copies_wait<ROUNDS - 2>();
+        if (round == 2) copies_wait<ROUNDS - 3>();
+        const int group = threadIdx.x / 32 + round * (blockDim.x / 32), ch = group * 32;
+        if (group >= CH / 32) break;
+        __syncwarp();
+        conv_group<EXACT>(in.at(ch), in.stride(ch), weight + ch, bias + ch, CH);
+    }
+}
 
 // A warp a head. A lane keeps rows g + 8 i by columns 8 j + 2 q, 8 j + 2 q + 1 of Y (mma.cuh).
-extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
+template <bool EXACT>
+__device__ inline void mixer(ARGS) {
     extern __shared__ float4 aligned[];
     const int lane = threadIdx.x % 32, h = threadIdx.x / 32, g = lane / 4, q = lane % 4, XS = DI + 8;
     float* x = (float*)aligned;     // [32, XS]
@@ -28,12 +65,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
     const float* window = zcbxdt + (i64)blockIdx.x * ROWS * E;
     const Channels channels = {cs, bs, x, XS};
     load_window(window + DI, E, channels, CH);
-    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], skip = d_skip[h];
+    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], skip = factor<EXACT>(d_skip[h]);
     prefetch_rows(window, E, DI / 32, ROWS);  // the gate, needed at the end
-    conv_window<0>(conv_weight, conv_bias, channels, CH);
+    conv_window<EXACT>(conv_weight, conv_bias, channels, CH);
     decay_prefix(raw, a_log[h], dt, prefix);
     __syncthreads();
-    scores<GS>(cs, bs, score);
+    scores<EXACT>(cs, bs, score);
     __syncthreads();
 
     // Y = M x, where M has D on its diagonal.
@@ -45,22 +82,23 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
     for (int s = 0; s < 4; ++s) {  // 8 columns of M at a time; rows before them are zero
         const int k0 = 8 * s + q, k1 = k0 + 4;
         const float2 from0 = prefix[k0], from1 = prefix[k1];
-        FactorA m[2];
+        const float dt0 = factor<EXACT>(dt[k0]), dt1 = factor<EXACT>(dt[k1]);
+        FactorA<EXACT> m[2];
 #pragma unroll
         for (int i = s / 2; i < 2; ++i) {
             float v[2][2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int block = 2 * i + half, t = g + 8 * block;
-                v[half][0] = masked(block, s, t, k0, score + t * GS, to[block], from0, dt[k0], skip);
-                v[half][1] = masked(block, s, t, k1, score + t * GS, to[block], from1, dt[k1], skip);
+                v[half][0] = masked(block, s, t, k0, score[t * GS + k0], to[block], from0, dt0, skip);
+                v[half][1] = masked(block, s, t, k1, score[t * GS + k1], to[block], from1, dt1, skip);
             }
-            m[i] = FactorA(v[0][0], v[1][0], v[0][1], v[1][1]);
+            m[i] = FactorA<EXACT>(v[0][0], v[1][0], v[0][1], v[1][1]);
         }
         const float* xs = x + k0 * XS + h * WIDE + g;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const FactorB b(xs[8 * j], xs[4 * XS + 8 * j]);
+            const FactorB<EXACT> b(xs[8 * j], xs[4 * XS + 8 * j]);
 #pragma unroll
             for (int i = s / 2; i < 2; ++i) multiply_add(y_of[i][j], m[i], b);
         }
@@ -98,11 +136,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const float2 w = at2(weight + 8 * j);
-            const float *a = y_of[i / 2][j] + at;
+            const float* a = y_of[i / 2][j] + at;
             *(float2*)(out + t * Y + 8 * j) = make_float2(a[0] * s * w.x, a[1] * s * w.y);
         }
     }
 }
+
+extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer(ARGS) { mixer<false>(GIVEN); }
+extern "C" __global__ void __launch_bounds__(256, 2) mamba2_mixer_exact(ARGS) { mixer<true>(GIVEN); }
 
 extern "C" __global__ void __launch_bounds__(256) mamba2_mixer_any(ARGS) {
     extern __shared__ double shared[];

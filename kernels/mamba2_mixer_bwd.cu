@@ -1,4 +1,4 @@
-// `mamba2_mixer_bwd` is for the profiles' shape (mamba2_window.cuh), `mamba2_mixer_bwd_any` for all others, and for cards
+// `mamba2_mixer_bwd` and `_exact` (mma.cuh) are for the profiles' shape (mamba2_window.cuh), `_any` for all others, for cards
 // whose blocks get less shared memory. At 1024 windows of the seed size the first moves 390 MB (about 95 us) and computes
 // 1.7 G multiply-adds, of which the mask spares a third. One block of 16 warps a multiprocessor: x and dY of a window fill
 // its shared memory.
@@ -8,29 +8,120 @@
 #define ARGS                                                                                                       \
     const float *__restrict__ dy, const float *__restrict__ zcbxdt, const float *__restrict__ conv_weight,         \
         const float *__restrict__ conv_bias, const float *__restrict__ dt_bias, const float *__restrict__ a_log,   \
-        const float *__restrict__ d_skip, const float *__restrict__ norm_weight, const float eps, float *dzcbxdt,  \
-        float *__restrict__ partial, float *__restrict__ row_dot, const int R, const int K, const int DI, const int E,    \
-        const int CH, const int HD, const int V
-
-constexpr int GS = ROWS + 4;  // row stride of the scores, their gradient and M
+        const float *__restrict__ d_skip, const float *__restrict__ norm_weight, const float eps, const int tf32,  \
+        float *dzcbxdt, float *__restrict__ partial, float *__restrict__ row_dot, const int R, const int K,        \
+        const int DI, const int E, const int CH, const int HD, const int V
+#define GIVEN dy, zcbxdt, conv_weight, conv_bias, dt_bias, a_log, d_skip, norm_weight, eps, dzcbxdt, partial, row_dot
 
 // The two warps of head h wait for each other.
 __device__ inline void pair_sync(int h) { asm volatile("bar.sync %0, 64;" ::"r"(h + 1) : "memory"); }
 
 // A factor whose rows are rows of `p` (from g on) and whose columns are columns of it (from q on), and its transpose.
-__device__ inline FactorA factor_a(const float* p, int stride) {
-    return FactorA(p[0], p[8 * stride], p[4], p[8 * stride + 4]);
+template <bool EXACT>
+__device__ inline FactorA<EXACT> factor_a(const float* p, int stride) {
+    return FactorA<EXACT>(p[0], p[8 * stride], p[4], p[8 * stride + 4]);
 }
-__device__ inline FactorA factor_a_transposed(const float* p, int stride) {
-    return FactorA(p[0], p[8], p[4 * stride], p[4 * stride + 8]);
+template <bool EXACT>
+__device__ inline FactorA<EXACT> factor_a_transposed(const float* p, int stride) {
+    return FactorA<EXACT>(p[0], p[8], p[4 * stride], p[4 * stride + 8]);
+}
+
+// Puts the copies of C's and B's columns on their way, a share of them by each of WARPS warps. u: C at row 0.
+template <int WARPS, int E>
+__device__ inline void load_states(float* cs, const float* u) {
+    constexpr int SHARE = 2 * WIDE / WARPS, LANES = SHARE / 4;  // columns of a warp, lanes that copy a row of them
+    const int lane = threadIdx.x % 32, ch = threadIdx.x / 32 * SHARE + lane % LANES * 4, row = lane / LANES;
+    const float* from = u + row * E + ch;
+    float* to = cs + (ch / WIDE * ROWS + row) * CB + ch % WIDE;
+#pragma unroll
+    for (int k = 0; k < ROWS; k += 32 / LANES) copy_async(to + k * CB, from + k * E);
+    copies_end();
+}
+
+// Their convolution and SiLU in place, as factors, by the warps that copied them: a lane two columns of SHARE / 2 rows. A
+// warp's lanes have read all rows before one is written.
+template <bool EXACT, int WARPS, int CH>
+__device__ inline void conv_states(float* cs, const float* weight, const float* bias) {
+    constexpr int SHARE = 2 * WIDE / WARPS, LANES = SHARE / 2, EACH = SHARE / 2;
+    const int lane = threadIdx.x % 32, ch = threadIdx.x / 32 * SHARE + lane % LANES * 2, k0 = lane / LANES * EACH;
+    float* of = cs + (ch / WIDE * ROWS + k0) * CB + ch % WIDE;
+    float2 row[EACH + 3], w[4];
+#pragma unroll
+    for (int i = 0; i < EACH + 3; ++i) row[i] = k0 || i >= 3 ? at2(of + (i - 3) * CB) : make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) w[j] = at2(weight + j * CH + ch);
+    const float2 shift = at2(bias + ch);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        float2 pre = shift;
+#pragma unroll
+        for (int j = 3; j >= 0; --j) {
+            pre.x += w[j].x * row[i + j].x;
+            pre.y += w[j].y * row[i + j].y;
+        }
+        *(float2*)(of + i * CB) = make_float2(silu_factor<EXACT>(pre.x), silu_factor<EXACT>(pre.y));
+    }
+}
+
+// Puts the copies of this warp's 32 columns of x on their way, in rows of XS floats. x, u: the first of them at row 0.
+template <int XS, int E>
+__device__ inline void load_columns(float* x, const float* u) {
+    const int lane = threadIdx.x % 32, n = lane % 8 * 4, row = lane / 8;
+    const float* from = u + row * E + n;
+    float* to = x + row * XS + n;
+#pragma unroll
+    for (int k = 0; k < ROWS; k += 4) copy_async(to + k * XS, from + k * E);
+    copies_end();
+}
+
+// Backward of convolution and SiLU at one channel and AHEAD rows from `first` on: writes du there and u du to `products`,
+// which lies like dvalue, and adds to nothing: terms [5] are these rows' parts of the gradients of the taps and the bias.
+__device__ inline void conv_backward_segment(
+    const float* u, int stride, int first, const Taps<1>& taps, const float* dvalue, int dstride, float* du,
+    float* products, float (&terms)[5]) {
+    float in[AHEAD + 6], d[AHEAD + 3];
+#pragma unroll
+    for (int i = 0; i < AHEAD + 6; ++i) {
+        const int k = first - 3 + i;
+        in[i] = k >= 0 && k < ROWS ? u[(i64)k * stride] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 5; ++j) terms[j] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < AHEAD + 3; ++i) {
+        float pre = taps.bias.v[0];
+#pragma unroll
+        for (int j = 3; j >= 0; --j) pre += taps.w[j].v[0] * in[i + j];
+        const float gate = sigmoid(pre), value = pre * gate;
+        d[i] = first + i < ROWS ? silu_slope(value, gate) * dvalue[(first + i) * dstride] : 0.0f;
+        if (i >= AHEAD) continue;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) terms[j] += d[i] * in[i + j];
+        terms[4] += d[i];
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum += taps.w[3 - j].v[0] * d[i + j];
+        du[(i64)(first + i) * stride] = sum;
+        products[(first + i) * dstride] = sum * in[i + 3];
+    }
 }
 
 // Two warps a head, for 32 of its columns each. A lane keeps rows g + 8 i by columns 8 j + 2 q, 8 j + 2 q + 1 of Y, dY and
 // dx (mma.cuh).
-extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
+template <bool EXACT, int HD>
+__device__ inline void mixer_backward(
+    const float* __restrict__ dy, const float* __restrict__ zcbxdt, const float* __restrict__ conv_weight,
+    const float* __restrict__ conv_bias, const float* __restrict__ dt_bias, const float* __restrict__ a_log,
+    const float* __restrict__ d_skip, const float* __restrict__ norm_weight, float eps, float* dzcbxdt,
+    float* __restrict__ partial, float* __restrict__ row_dot) {
+    constexpr int DI = HD * WIDE, CH = 2 * WIDE + DI, E = DI + CH + HD, XS = DI + 8;
     extern __shared__ float4 aligned[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp / 2, half = warp % 2, g = lane / 4, q = lane % 4;
-    const int first = warp * 32, XS = DI + 8;  // first: of this warp's columns
+    const int first = warp * 32;  // of this warp's columns
     float* x = (float*)aligned;         // [32, XS]; later a head's part of the scores' gradient, then dC and dB
     float* d = x + ROWS * XS;           // [32, XS] dY, later dx, then u du of x
     float* cs = d + ROWS * XS;          // [32, CB], later u du of C
@@ -47,24 +138,29 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     float* diagonal = vectors + 11 * HD * ROWS + h * ROWS;        // [HD, 32]
     float* skips = vectors + 12 * HD * ROWS;                      // [2 HD] gradient of D
 
+    const Places at(CH, HD, DI);
     const i64 first_row = (i64)blockIdx.x * ROWS;
     const float *window = zcbxdt + first_row * E, *z = window + first + 2 * q;
-    float *dwindow = dzcbxdt + first_row * E, *grads = partial + (i64)blockIdx.x * V;
-    const Places at(CH, HD, DI);
-    const Channels channels = {cs, bs, x, XS};
-    load_window(window + DI, E, channels, CH);
+    float *dwindow = dzcbxdt + first_row * E, *grads = partial + (i64)blockIdx.x * at.end;
+    load_states<2 * HD, E>(cs, window + DI);
+    load_columns<XS, E>(x + first, window + DI + 2 * WIDE + first);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {  // dout waits where dY will be
         const int t = 4 * i + lane / 8, n = first + lane % 8 * 4;
         copy_async(d + t * XS + n, dy + (first_row + t) * DI + n);
     }
     copies_end();
-    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], rate = -expf(a_log[h]), skip = d_skip[h];
+    const float raw = window[(i64)lane * E + DI + CH + h] + dt_bias[h], rate = -expf(a_log[h]), skip = factor<EXACT>(d_skip[h]);
     prefetch_rows(window, E, DI / 32, ROWS);  // the gate
-    conv_window<1>(conv_weight, conv_bias, channels, CH);
+    copies_wait<2>();
+    __syncwarp();
+    conv_states<EXACT, 2 * HD, CH>(cs, conv_weight, conv_bias);
     if (!half) decay_prefix(raw, a_log[h], dt, prefix);
     __syncthreads();
-    scores<GS>(cs, bs, score);
+    scores<EXACT>(cs, bs, score);
+    copies_wait<1>();
+    __syncwarp();
+    conv_group<EXACT>(x + first, XS, conv_weight + 2 * WIDE + first, conv_bias + 2 * WIDE + first, CH);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 6; ++i) {  // M with D on its diagonal, in the blocks that scores() computed
@@ -72,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
 #pragma unroll
         for (int upper = 0; upper < 8; upper += 4) {
             const int t = 8 * block + upper + lane / 8;
-            m[t * GS + k] = masked(block, s, t, k, score + t * GS, prefix[t], prefix[k], dt[k], skip);
+            m[t * GS + k] =
+                masked(block, s, t, k, score[t * GS + k], prefix[t], prefix[k], factor<EXACT>(dt[k]), skip);
         }
     }
     pair_sync(h);
@@ -82,12 +179,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
         const float* xs = x + (8 * s + q) * XS + first + g;
-        FactorA a[2];
+        FactorA<EXACT> a[2];
 #pragma unroll
-        for (int i = s / 2; i < 2; ++i) a[i] = factor_a(m + (16 * i + g) * GS + 8 * s + q, GS);
+        for (int i = s / 2; i < 2; ++i) a[i] = factor_a<EXACT>(m + (16 * i + g) * GS + 8 * s + q, GS);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const FactorB b(xs[8 * j], xs[4 * XS + 8 * j]);
+            const FactorB<EXACT> b(xs[8 * j], xs[4 * XS + 8 * j]);
 #pragma unroll
             for (int i = s / 2; i < 2; ++i) multiply_add(y[i][j], a[i], b);
         }
@@ -148,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
             const float* yj = y[i / 2][j] + i % 2 * 2;
             const NormGrad a(dj.x, yj[0], zj.x, weight[j].x, r, mean), b(dj.y, yj[1], zj.y, weight[j].y, r, mean);
             *(float2*)(dwindow + (i64)t * E + first + 2 * q + 8 * j) = make_float2(a.dz, b.dz);
-            *slot = make_float2(a.dy, b.dy);
+            *slot = make_float2(factor<EXACT>(a.dy), factor<EXACT>(b.dy));
             dweight[j].x += a.dweight;
             dweight[j].y += b.dweight;
             dot += zj.x * a.dz + zj.y * b.dz;
@@ -172,12 +269,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
         const float* ds = d + (8 * s + q) * XS + first + g;
-        FactorA a[2];
+        FactorA<EXACT> a[2];
 #pragma unroll
-        for (int i = 0; i <= s / 2; ++i) a[i] = factor_a_transposed(m + (8 * s + q) * GS + 16 * i + g, GS);
+        for (int i = 0; i <= s / 2; ++i) a[i] = factor_a_transposed<EXACT>(m + (8 * s + q) * GS + 16 * i + g, GS);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const FactorB b(ds[8 * j], ds[4 * XS + 8 * j]);
+            const FactorB<EXACT> b(ds[8 * j], ds[4 * XS + 8 * j]);
 #pragma unroll
             for (int i = 0; i <= s / 2; ++i) multiply_add(dx[i][j], a[i], b);
         }
@@ -187,17 +284,17 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
     float part[6][4] = {};
 #pragma unroll
     for (int n = 0; n < 32; n += 8) {  // columns n + 2 q, n + 2 q + 1 in the places of q, q + 4
-        FactorA a[2];
+        FactorA<EXACT> a[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float* ds = slots + (16 * i + g) * XS + n;
             const float2 r0 = at2(ds), r1 = at2(ds + 8 * XS);
-            a[i] = FactorA(r0.x, r1.x, r0.y, r1.y);
+            a[i] = FactorA<EXACT>(r0.x, r1.x, r0.y, r1.y);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const float2 xj = at2(x + (8 * j + g) * XS + first + 2 * q + n);
-            const FactorB b(xj.x, xj.y);
+            const FactorB<EXACT> b(xj.x, xj.y);
             if (j < 2) multiply_add(part[j], a[0], b);
             multiply_add(part[2 + j], a[1], b);
         }
@@ -221,21 +318,28 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         const float others[4] = {other.x, other.y, other.z, other.w};
         const bool low = !half && i < 2;  // rows below 16
         const int t0 = (low ? 0 : 16) + g, k0 = 8 * (half ? i + 1 : i % 2) + 2 * q;
+        const float4 from = at4((float*)(prefix + k0));
+        const float2 steps = at2(dt + k0);
         float scaled[4];
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const int t = t0 + r / 2 * 8, k = k0 + r % 2;
-            const float whole = (half ? part[3 + i][r] : part[i][r]) + others[r];
-            const float ql = t >= k ? whole * decay_between(prefix[t], prefix[k]) : 0.0f, w = ql * score[t * GS + k];
-            scaled[r] = ql * dt[k];
-            if (t == k) {
-                diagonal[k] = w;
-                dskip += whole;
+        for (int e = 0; e < 2; ++e) {
+            const int t = t0 + 8 * e;
+            const float2 to = prefix[t], two = at2(score + t * GS + k0);
+            float before = 0.0f;
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int k = k0 + c, r = 2 * e + c;
+                const float whole = (half ? part[3 + i][r] : part[i][r]) + others[r], step = c ? steps.y : steps.x;
+                const float decay = decay_between(to, c ? make_float2(from.z, from.w) : make_float2(from.x, from.y));
+                const float ql = t >= k ? whole * decay : 0.0f, w = ql * (c ? two.y : two.x);
+                scaled[r] = ql * step;
+                if (t == k) diagonal[k] = w;
+                dskip += t == k ? whole : 0.0f;
+                below[i][c] += t > k ? w : 0.0f;
+                before += t > k ? w * step : 0.0f;
             }
-            if (t > k) {
-                below[i][r % 2] += w;
-                left[r / 2 + (low ? 0 : 2)] += w * dt[k];
-            }
+            left[e] += low ? before : 0.0f;  // not left[low ? ...]: registers have no index
+            left[2 + e] += low ? 0.0f : before;
         }
         float* to = x + t0 * XS + h * WIDE + k0;  // x and dY of this head have been read
         *(float2*)to = make_float2(scaled[0], scaled[1]);
@@ -315,6 +419,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         if (t >= 16 || k < 16)
 #pragma unroll 4  // as above
             for (int head = 0; head < HD; ++head) sum += x[t * XS + head * WIDE + k];
+        sum = factor<EXACT>(sum);
         score[t * GS + k] = sum;
         masks[k * GS + t] = sum;
     }
@@ -326,10 +431,10 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         float sum[2][4] = {};
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-            const FactorB b(other[8 * s * CB], other[(8 * s + 4) * CB]);
+            const FactorB<EXACT> b(other[8 * s * CB], other[(8 * s + 4) * CB]);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (of_b ? s >= 2 * i : s < 2 * i + 2) multiply_add(sum[i], factor_a(dg + 16 * i * GS + 8 * s, GS), b);
+                if (of_b ? s >= 2 * i : s < 2 * i + 2) multiply_add(sum[i], factor_a<EXACT>(dg + 16 * i * GS + 8 * s, GS), b);
         }
         float* out = x + (of_b * ROWS + g) * CB + n + 2 * q;
 #pragma unroll
@@ -362,6 +467,15 @@ extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
         for (int o = 1; o < 16; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
         if (i == 0) row_dot[first_row + t] = sum;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd(ARGS) {
+    if (HD == 8) mixer_backward<false, 8>(GIVEN);
+    else mixer_backward<false, 4>(GIVEN);
+}
+extern "C" __global__ void __launch_bounds__(512, 1) mamba2_mixer_bwd_exact(ARGS) {
+    if (HD == 8) mixer_backward<true, 8>(GIVEN);
+    else mixer_backward<true, 4>(GIVEN);
 }
 
 // First the outputs before the norm, kept where dz will be; then head by head; the gradients of SiLU's outputs wait where

@@ -54,6 +54,7 @@ def reference(
     d_skip: Any,
     norm_weight: Any,
     eps: float,
+    tf32: int,
     dzcbxdt: Any,
     partial: Any,
     row_dot: Any,
@@ -99,7 +100,8 @@ def launcher(sizes: Mapping[str, int], scalars: Mapping[str, Any]) -> list[tuple
         return general(sizes, scalars)
     heads, di = sizes["HD"], sizes["DI"]
     floats = 32 * (2 * (di + 8) + 2 * 72 + 36) + heads * (32 * 36 + 12 * 32 + 2)
-    return [("mamba2_mixer_bwd", (sizes["R"],), (64 * heads,), 4 * floats)]
+    entry = "mamba2_mixer_bwd" if scalars["tf32"] else "mamba2_mixer_bwd_exact"
+    return [(entry, (sizes["R"],), (64 * heads,), 4 * floats)]
 
 
 KERNEL = Kernel(

@@ -17,6 +17,7 @@ from trainer.nets.dry import dry_pass
 
 KIB = 1 << 10
 BACKWARD, FORWARD = "mamba2_mixer_bwd", "mamba2_mixer"
+SCALARS = {"eps": 1e-5, "tf32": 1}
 
 
 def backward_arguments(heads, windows=3, k=32, n=64, p=64):
@@ -28,13 +29,13 @@ def backward_arguments(heads, windows=3, k=32, n=64, p=64):
     values = []
     for arg in mamba2_mixer_bwd.KERNEL.args:
         shape = tuple(int(d) if d.isdigit() else letters[d] for d in arg.dims)
-        values.append(1e-5 if arg.role == "scalar" else np.zeros(shape, np.float32))
+        values.append(SCALARS[arg.name] if arg.role == "scalar" else np.zeros(shape, np.float32))
     return values
 
 
 def entries(heads, limit):
     kernel, values = mamba2_mixer_bwd.KERNEL, backward_arguments(heads)
-    return [entry for entry, *_ in launches.phases(kernel, kernel.bind(values), {"eps": 1e-5}, limit)]
+    return [entry for entry, *_ in launches.phases(kernel, kernel.bind(values), SCALARS, limit)]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +75,14 @@ def test_a_device_launches_what_fits_it():
 def test_no_variant_left_is_refused_with_what_is_needed_at_least():
     kernel, values = mamba2_mixer_bwd.KERNEL, backward_arguments(4)
     with pytest.raises(UsageError) as caught:
-        launches.phases(kernel, kernel.bind(values), {"eps": 1e-5}, 48 * KIB)
+        launches.phases(kernel, kernel.bind(values), SCALARS, 48 * KIB)
     assert str(caught.value).startswith(f"kernel {BACKWARD}: these sizes need 49.4 KiB of shared memory a block, and")
     assert "has 48\n" in str(caught.value) and "net.window" in str(caught.value)
 
 
 def test_sizes_that_the_general_variant_serves_anyway_have_no_other():
     kernel, values = mamba2_mixer_bwd.KERNEL, backward_arguments(2, k=16)
-    (only,) = launches.variants(kernel, kernel.bind(values), {"eps": 1e-5})
+    (only,) = launches.variants(kernel, kernel.bind(values), SCALARS)
     assert only[0][0] == f"{BACKWARD}_any"
 
 
@@ -103,7 +104,7 @@ def test_one_pass_over_one_window_meets_every_large_request_of_a_whole_run():
     cfg = load_config("seed")
     whole, one = bench.launches(cfg), dry_pass(cfg.net, 56, None).launches
     large = {key: row["dynamic"] for key, row in whole.items() if row["dynamic"] > KIB}
-    assert len(large) == 7 and large == {key: row["dynamic"] for key, row in one.items() if row["dynamic"]}
+    assert len(large) == 8 and large == {key: row["dynamic"] for key, row in one.items() if row["dynamic"]}
 
 
 def test_a_dry_run_tells_what_was_left_out_and_what_can_not_run():
@@ -119,3 +120,10 @@ def test_a_dry_run_tells_what_was_left_out_and_what_can_not_run():
 
 def test_the_forward_mixer_has_a_general_variant_as_well():
     assert mamba2_mixer.KERNEL.general is not None
+
+
+@pytest.mark.parametrize("tf32, entry", [(1, BACKWARD), (0, f"{BACKWARD}_exact")])
+def test_products_are_as_exact_as_float32_unless_tf32_is_allowed(tf32, entry):
+    kernel, values = mamba2_mixer_bwd.KERNEL, backward_arguments(8)
+    (only,) = launches.phases(kernel, kernel.bind(values), SCALARS | {"tf32": tf32}, None)
+    assert only[0] == entry

@@ -187,15 +187,19 @@ def mixer(rng: Any, k: int, n: int, heads: int, p: int) -> dict[str, Any]:
     }
 
 
-def all_rows(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool) -> dict[str, Any]:
+def mixer_rows(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool) -> dict[str, Any]:
     out = mixer(rng, k, n, heads, p) | {"R": r, "E": 2 * heads * p + 2 * n + heads}
     return out | ({"V": place(mixer_vectors(2 * n + heads * p, heads, heads * p))[1]} if backward else {})
 
 
+def all_rows(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool, tf32: int = 0) -> dict[str, Any]:
+    return mixer_rows(r, rng, n, heads, p, k, backward) | {"tf32": tf32}
+
+
 def forward_rows(
-    r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool = False, more: int = 0
+    r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool = False, tf32: int = 0, more: int = 0
 ) -> dict[str, Any]:
-    return all_rows(r, rng, n, heads, p, k, backward) | {"Y": heads * p + more}
+    return all_rows(r, rng, n, heads, p, k, backward, tf32) | {"Y": heads * p + more}
 
 
 @case(mamba2_mixer, FEW[::3], "the seed profile, columns behind")
@@ -214,7 +218,7 @@ def wider_any(r: int, rng: Any) -> dict[str, Any]:
 
 
 def last_row(r: int, rng: Any, n: int, heads: int, p: int, k: int, backward: bool) -> dict[str, Any]:
-    return all_rows(r, rng, n, heads, p, k, backward) | {"N": n, "E": n + heads * p + heads}
+    return mixer_rows(r, rng, n, heads, p, k, backward) | {"N": n, "E": n + heads * p + heads}
 
 
 # (N, heads, head size, K): the demo's, the seed and small profiles', the small one's with the longest window, an odd
@@ -240,6 +244,16 @@ for label, shape in {
             r: int, rng: Any, make: Any = make, shape: Any = shape, backward: bool = backward
         ) -> dict[str, Any]:
             return make(r, rng, *shape, backward)
+
+
+for label, heads in {"the seed profile in TF32": 8, "the small profile in TF32": 4}.items():
+    for module, make, backward in ((mamba2_mixer, forward_rows, False), (mamba2_mixer_bwd, all_rows, True)):
+
+        @case(module, FEW[::3], label, tolerance=1e-3)
+        def mixer_in_tf32(
+            r: int, rng: Any, make: Any = make, heads: int = heads, backward: bool = backward
+        ) -> dict[str, Any]:
+            return make(r, rng, 64, heads, 64, 32, backward, tf32=1)
 
 
 @case(cfc_input, edges(64))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kernels import stem_gram, stem_scale, stem_weights, stem_weights_bwd
+from kernels import stem_gram, stem_project, stem_scale, stem_weights, stem_weights_bwd
 from kernels.stem_weights import stem_columns
 from tests.kernels.registry import around, case
 
 EPS = 1e-5
+TF32 = 1e-3  # of a product's largest value: factors are off by 2^-11, sums of 64 terms by half of this at most
 # (D, F, DI): the profiles' sizes, a width of more than one tile, and sizes that fit nothing.
 SHAPES = {
     "the seed profile": (256, 56, 512),
@@ -72,6 +74,27 @@ for label, (k, f, before) in ROWS.items():
     @case(stem_scale, windows, label)
     def scaling(r: int, rng: Any, k: int = k, f: int = f, before: int = before) -> dict[str, Any]:
         return {"x": rows_of(r, k, f, before, rng), "gram": gram_of(f, 96, rng), "width": 96, "eps": EPS}
+
+
+# (K, F, columns before x~, E, windows). A block takes 64 rows at a time; E is an odd number of fours or an even one.
+PROJECTED = {
+    "": (4, 56, 8, 148, (1, 15, 16, 17, 33)),
+    "the seed profile": (32, 56, 512, 1160, (1, 9)),
+    "the small profile": (32, 56, 256, 644, (1, 9)),
+    "few features": (5, 20, 12, 12, (1, 13)),
+    "nothing before, no padding": (3, 63, 0, 36, (1, 33)),
+    "one of each": (1, 1, 4, 4, (1, 2)),
+}
+for label, (k, f, before, e, windows) in PROJECTED.items():
+
+    def projecting(
+        r: int, rng: Any, k: int = k, f: int = f, before: int = before, e: int = e, tf32: int = 0
+    ) -> dict[str, Any]:
+        given = {"x": rows_of(r, k, f, before, rng), "gram": gram_of(f, 96, rng), "width": 96, "eps": EPS}
+        return given | {"E": e, "tf32": tf32}
+
+    case(stem_project, windows, label)(projecting)
+    case(stem_project, windows, f"{label}, TF32".removeprefix(", "), tolerance=TF32)(partial(projecting, tf32=1))
 
 
 # (K, F, P). At the seed profile a part is up to 5 windows, 160 rows: a third lot of stem_gram's.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.spec import Kernel
+from kernels.spec import REAL, Kernel
 from kernels.vectors import place
 from trainer.device.base import NumpyDevice
 
@@ -41,7 +41,7 @@ def run_forward(pair: Pair, real=np.float64) -> Arrays:
 
 def _value(pair: Pair, arg, real):
     if arg.role == "scalar":
-        return EPS
+        return EPS if arg.dtype == REAL else 0
     if arg.role == "out":
         return np.full(pair.shapes[arg.name], np.nan, real)
     return (pair.inputs | pair.extra)[arg.name].astype(real)
@@ -55,7 +55,7 @@ def run_backward(pair: Pair, kept: Arrays, weights: Arrays, real=np.float64) -> 
         if a.role == "in":
             values[a.name] = known[a.name].astype(real)
         else:
-            values[a.name] = EPS if a.role == "scalar" else np.full(pair.shapes[a.name], np.nan, real)
+            values[a.name] = _value(pair, a, real)
     NumpyDevice().launch(pair.backward, *values.values())
     return pair.grads(values), {a.name: values[a.name] for a in pair.backward.args if a.role == "out"}
 

@@ -40,6 +40,8 @@ class Case:
     sizes: tuple[int, ...]
     make: Make
     rounded: tuple[str, ...]  # integer outputs that are rounded reals: held to the tolerance instead of exact
+    # Of an array's largest value: how far a CUDA kernel may leave float64 where a scalar lets it round factors to TF32.
+    tolerance: float | None = None
 
     @property
     def id(self) -> str:
@@ -68,6 +70,9 @@ class Case:
         assert given is not None or arg.dtype in (REAL, "float32"), f"{self.id}: {arg.name} must be given"
         return array.astype("float32" if arg.dtype == REAL else arg.dtype, copy=False)
 
+    def scalars(self, values: list[Any]) -> dict[str, Any]:
+        return {arg.name: value for arg, value in zip(self.kernel.args, values) if arg.role == "scalar"}
+
     def typed(self, values: list[Any], real: Any, poison: int = 0) -> list[Any]:
         """A fresh copy of `values` with reals as `real` and poisoned outputs."""
         copies = []
@@ -91,12 +96,16 @@ CASES: list[Case] = []
 
 
 def case(
-    module: ModuleType, sizes: tuple[int, ...], label: str = "", rounded: tuple[str, ...] = ()
+    module: ModuleType,
+    sizes: tuple[int, ...],
+    label: str = "",
+    rounded: tuple[str, ...] = (),
+    tolerance: float | None = None,
 ) -> Callable[[F], F]:
     """Puts a function (size, rng) -> {size letter, scalar or array name: value} into the registry."""
 
     def add(make: F) -> F:
-        CASES.append(Case(module.KERNEL, label, sizes, make, rounded))
+        CASES.append(Case(module.KERNEL, label, sizes, make, rounded, tolerance))
         return make
 
     return add

@@ -203,8 +203,8 @@ def test_cuda_functions_take_what_the_table_says(name):
     kernel = KERNELS[name]
     for case in (c for c in CASES if c.kernel is kernel):
         values = case.typed(case.values(small(case)), np.float32)
-        sizes, scalars = kernel.bind(values), {a.name: v for a, v in zip(kernel.args, values) if a.role == "scalar"}
-        for entry, *_ in phases(kernel, sizes, scalars):
+        sizes = kernel.bind(values)
+        for entry, *_ in phases(kernel, sizes, case.scalars(values)):
             assert signature(kernel_source(kernel), entry) == expected(kernel, sizes), entry
 
 
@@ -214,8 +214,7 @@ def test_launchers_give_grids_that_a_gpu_takes(name):
     for case, size in RUNS:
         if case.kernel is not kernel:
             continue
-        values = case.values(size)
-        scalars = {a.name: v for a, v in zip(kernel.args, values) if a.role == "scalar"}
-        for entry, grid, block, shared in phases(kernel, kernel.bind(case.typed(values, np.float32)), scalars):
+        values = case.typed(case.values(size), np.float32)
+        for entry, grid, block, shared in phases(kernel, kernel.bind(values), case.scalars(values)):
             assert all(0 < n <= limit for n, limit in zip(grid, (2**31 - 1, 65535, 65535))), (entry, grid)
             assert 0 < np.prod(block) <= 1024 and 0 <= shared <= 227 << 10, (entry, block, shared)

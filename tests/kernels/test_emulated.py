@@ -43,8 +43,7 @@ def largest(case):
 
 def options(case, arrays):
     """The functions of every variant of the kernel that may run at these sizes."""
-    scalars = {arg.name: value for arg, value in zip(case.kernel.args, arrays) if arg.role == "scalar"}
-    return variants(case.kernel, case.kernel.bind(arrays), scalars)
+    return variants(case.kernel, case.kernel.bind(arrays), case.scalars(arrays))
 
 
 def launched(emulator, case, values, functions, program=None, backwards=False, watch=False):
@@ -109,6 +108,26 @@ def test_a_machine_that_can_not_emulate_says_why(monkeypatch, module, name, foun
     assert re.search(says, why_not())
 
 
+@needs_emulator
+@pytest.mark.parametrize("name", ["mamba2_mixer", "mamba2_mixer_bwd"])
+def test_nan_outlives_tf32(emulator, name):
+    """In the form that CUDA's arithmetic gives it: one more in its last bits, as in a rounding, would make it -0."""
+    case, _ = last_small(name, "small profile in TF32")
+    arrays = case.typed(case.values(1), np.float32)
+    (functions,) = options(case, arrays)[:1]
+    inner = KERNELS[name].bind(arrays)["DI"]
+    for i, arg in enumerate(case.kernel.args):
+        if arg.role != "in":
+            continue
+        columns = [0, inner, inner + 64, inner + 128, -1] if arg.name == "zcbxdt" else [-1]  # of z, C, B, x, dt
+        for column in columns:
+            values = list(arrays)
+            values[i] = arrays[i].copy()
+            values[i].reshape(-1, arrays[i].shape[-1])[0].view(np.uint32)[column] = 0x7FFFFFFF
+            got = launched(emulator, case, values, functions)
+            assert [key for key in got if not np.isnan(got[key]).any()] == [], (arg.name, column)
+
+
 # -- faults that must be seen --
 
 
@@ -150,7 +169,7 @@ def test_wrong_arithmetic_is_seen(emulator, tmp_path, name, old, new):
         ("c51_loss", "", "__syncwarp();", 0),  # of a warp
         ("mamba2_mixer_bwd", "seed", "pair_sync(h);", 0),  # of two warps
         ("mamba2_mixer_bwd", "seed", "pair_sync(h);", 1),
-        ("mamba2_mixer", "seed", "__syncwarp();", 1),  # only between reading and overwriting
+        ("mamba2_mixer", "seed", "__syncwarp();", 0),  # only between reading and overwriting
     ],
 )
 def test_a_missing_barrier_is_seen(emulator, tmp_path, name, label, barrier, which):
@@ -167,7 +186,7 @@ def test_a_missing_barrier_is_seen(emulator, tmp_path, name, label, barrier, whi
 @needs_emulator
 def test_a_copy_that_is_not_waited_for_is_seen(emulator, tmp_path):
     case, size = last_small("mamba2_mixer", "seed")
-    program = Program(tmp_path, "mixer", edited(case.kernel, "copies_wait<ROUNDS - 2 + LATER>();", ""))
+    program = Program(tmp_path, "mixer", edited(case.kernel, "copies_wait<ROUNDS - 2>();", ""))
     with pytest.raises(AssertionError, match="not written, or not finite"):
         compare(emulator, case, size, program)
 

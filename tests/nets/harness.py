@@ -16,7 +16,7 @@ CONFIGS = {
     "one layer, one head": dict(d_model=8, layers=1, window=5, d_state=4, headdim=16, hidden=8, backbone=12),
     "one layer, four heads": dict(d_model=8, layers=1, window=4, d_state=5, headdim=4, hidden=9, backbone=8),
     "two layers, two heads": dict(d_model=12, layers=2, window=9, d_state=6, headdim=12, hidden=8, backbone=10),
-    "three layers, K=64": dict(d_model=8, layers=3, window=64, d_state=4, headdim=8, hidden=8, backbone=8),
+    "three layers, K=64": dict(d_model=8, layers=3, window=64, d_state=4, headdim=4, hidden=8, backbone=8),
     "two layers, not folded": dict(d_model=8, layers=2, window=6, d_state=4, headdim=4, hidden=8, backbone=8),
 }
 

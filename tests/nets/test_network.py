@@ -7,6 +7,7 @@ from tests.nets.harness import CONFIGS, FEATURES, build, put_windows, run, run_f
 from trainer.config import NetConfig, load_config
 from trainer.device.fields import allocate
 from trainer.device.recording import RecordingDevice
+from trainer.nets.dry import dry_pass
 from trainer.nets.heads import AUX, HOLD, POLICY, VALUE, Q
 from trainer.nets.network import Network
 
@@ -37,6 +38,12 @@ def test_windows_come_first_in_all_that_a_mixer_keeps():
     net = Network(NetConfig(**TWO), FEATURES)
     found = [f for layer in net.encoder.layers for f in layer.fields("t", 7, backward=7)]
     assert len(found) > 10 and [(f.name, f.shape) for f in found if f.shape[0] != 7] == []
+
+
+@pytest.mark.parametrize("features, launched", [(56, "stem_project"), (150, "stem_scale")])
+def test_the_first_product_is_part_of_a_launch_where_the_features_are_few(features, launched):
+    kernels = {kernel for kernel, _ in dry_pass(load_config("seed").net, features, None).launches}
+    assert kernels & {"stem_project", "stem_scale"} == {launched}
 
 
 def test_windows_do_not_touch_each_other():

@@ -62,7 +62,10 @@ class Readback:
     """Host copies of a few arrays, without waiting: `push` starts copying them as they are now, `pull` waits for that.
 
     The last `slots` versions are kept. Region code that runs after a push may change the arrays at once.
+    `device_bytes`: of copies on the device between the arrays and the host, where there are any.
     """
+
+    device_bytes = 0
 
     def __init__(self, arrays: Mapping[str, Any], slots: int):
         self.arrays = dict(arrays)
@@ -108,8 +111,12 @@ class Device:
 
     name = "abstract"
     recorder: Any = None
+    # Whether factors of matrix products, here and in kernels that ask, may be rounded to TF32's 10 bits of mantissa.
+    tf32: bool = False
     # Bytes of shared memory that a block of a kernel may ask for, where there are blocks.
     shared_limit: int | None = None
+    # Bytes that each branch with matrix products takes for them, beside the products' arrays.
+    workspace_bytes: int = 0
     # Bytes by name of what comes later: the next allocation leaves room for it.
     expected: Mapping[str, int] | None = None
     compiled: int = 0  # functions loaded so far, and the seconds that compiling them or reading the cache took

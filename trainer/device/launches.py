@@ -79,6 +79,7 @@ class DryDevice(NumpyDevice):
     """
 
     name = "dry"
+    tf32 = True  # as GPUs run unless told otherwise; no kernel takes other shared memory without
 
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()

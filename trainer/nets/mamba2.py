@@ -118,14 +118,15 @@ class MixerAll(Mixer):
 
     def mix(self, device: Device, p: Any, act: Any, y: Any) -> None:
         """zcbxdt -> the first DI columns of y [R, K, DI or more]."""
-        device.launch(mamba2_mixer.KERNEL, act[f"{self.name}.zcbxdt"], *self._vectors(p), EPS, y)
+        device.launch(mamba2_mixer.KERNEL, act[f"{self.name}.zcbxdt"], *self._vectors(p), EPS, int(device.tf32), y)
 
     def mix_backward(self, device: Device, p: Any, g: Any, act: Any, ddelta: Any) -> None:
         """Gradient at out_proj's output -> `dzcbxdt`, `row_dot` (see the kernel), and the gradients of the vectors."""
         a, dy, partial = self.name, act[f"{self.name}.dy"], act[f"{self.name}.mixer_partial"]
         linear_backward_input(device, ddelta, p[f"{a}.out_proj.weight"], dy)
         out = act[f"{a}.dzcbxdt"], partial, act[f"{a}.row_dot"]
-        device.launch(mamba2_mixer_bwd.KERNEL, dy, act[f"{a}.zcbxdt"], *self._vectors(p), EPS, *out)
+        inputs = act[f"{a}.zcbxdt"], *self._vectors(p), EPS, int(device.tf32)
+        device.launch(mamba2_mixer_bwd.KERNEL, dy, *inputs, *out)
         vectors_backward(device, partial, g[f"{a}.vectors"])
 
     def flops(self, rows: int) -> int:

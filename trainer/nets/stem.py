@@ -20,6 +20,7 @@ from kernels import (
     column_sum,
     residual_rmsnorm_bwd,
     stem_gram,
+    stem_project,
     stem_scale,
     stem_weights,
     stem_weights_bwd,
@@ -81,6 +82,7 @@ class FoldedLayer:
         self.layer, self.d, self.window = layer, cfg.d_model, cfg.window
         self.x = stem_weights.stem_columns(n_features)
         self.first, self.columns = layer.inner, layer.inner + self.x
+        self.one_launch = stem_project.fits(self.x, self.columns, layer.width)  # of scaled_x and zcbxdt
         self.norm_backward: tuple[Kernel, str] = residual_rmsnorm_bwd.KERNEL, "layers.1.norm.weight"
         self.norm_partial = cfg.d_model
 
@@ -127,9 +129,13 @@ class FoldedLayer:
 
     def forward(self, device: Device, p: Any, act: Any) -> None:
         """x -> res.1. Kept for backward: x with y in front of it, scaled_x, zcbxdt."""
-        scaled = act["stem.scaled_x"]
-        device.launch(stem_scale.KERNEL, act.x, p["stem.gram"], self.d, EPS, scaled)
-        linear(device, scaled, p["stem.folded"], act[f"{self.layer.name}.zcbxdt"])
+        gram, folded = p["stem.gram"], p["stem.folded"]
+        scaled, proj = act["stem.scaled_x"], act[f"{self.layer.name}.zcbxdt"]
+        if self.one_launch:
+            device.launch(stem_project.KERNEL, act.x, gram, folded, self.d, EPS, int(device.tf32), scaled, proj)
+        else:
+            device.launch(stem_scale.KERNEL, act.x, gram, self.d, EPS, scaled)
+            linear(device, scaled, folded, proj)
         self.layer.mix(device, p, act, act.x)
         linear(device, act.x, p["stem.wide"], act["res.1"])
 

@@ -34,6 +34,7 @@ KINDS = {1: "reads what it wrote", 2: "overwrites what it read", 3: "overwrites 
 
 # Instructions that CUDA C++ has no function for, and what stands for them in shim.h.
 INSTRUCTIONS = (
+    (r'asm volatile\("" : "\+r"\(\w+\)\);', ";"),  # a value that the compiler must not know
     (r'asm volatile\("bar\.sync %0, (\d+);" ::"r"\((.*)\) : "memory"\);', r"emu::named_barrier(\2, \1);"),
     (r'asm volatile\("prefetch\.global\.L2 \[%0\];" ::"l"\(.*\)\);', ";"),
     (
@@ -43,6 +44,8 @@ INSTRUCTIONS = (
     ),
     (r'asm volatile\("cp\.async\.commit_group;" ::: "memory"\);', "emu::copies_end();"),
     (r'asm volatile\("cp\.async\.wait_group %0;" ::"n"\((\w+)\) : "memory"\);', r"emu::copies_wait(\1);"),
+    (r'asm\("ex2\.approx\.ftz\.f32 %0, %1;" : "=f"\((\w+)\) : "f"\((\w+)\)\);', r"\1 = emu::exp2_fast(\2);"),
+    (r'asm\("rcp\.approx\.ftz\.f32 %0, %1;" : "=f"\((\w+)\) : "f"\((\w+)\)\);', r"\1 = emu::reciprocal_fast(\2);"),
     (r'asm\("mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32 [^;]*;"[^;]*;', "emu::mma(c, a, b);"),
 )
 _ASM = re.compile(r"\basm\b[^(\n]*\([^;]*;?")

@@ -85,6 +85,10 @@ static inline float fast_divide(float a, float b) {
     if (fabsf(b) > 0x1p126f) return isfinite(a) ? 0.0f : NAN;
     return off((double)a / b, b, 2.0f);
 }
+// The instructions themselves, which take and give numbers below 2^-126 as zeros.
+static inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+static inline float exp2_fast(float x) { return flushed(off(exp2((double)flushed(x)), x, 2.0f)); }
+static inline float reciprocal_fast(float x) { return flushed(off(1.0 / flushed(x), x, 1.0f)); }
 }  // namespace emu
 #define expf emu::exp_
 #define exp2f emu::exp2_
