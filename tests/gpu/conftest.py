@@ -1,10 +1,22 @@
-"""Memory between the files of GPU tests."""
+"""Between GPU tests and between their files: nothing is under way, and no memory is held."""
 
 import gc
 
 import pytest
 
 from trainer.device.cuda import why_unavailable
+
+AVAILABLE = why_unavailable() is None
+
+
+@pytest.fixture(autouse=True)
+def nothing_under_way():
+    """A test's work ends with it: one device a process works at a time (kernels/last_block.cuh)."""
+    yield
+    if AVAILABLE:
+        import cupy
+
+        cupy.cuda.Device().synchronize()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -13,7 +25,7 @@ def memory_given_back():
     had, and later files have processes of their own on the card, or count its memory. Recipes hold themselves in
     cycles, so they are collected first."""
     yield
-    if why_unavailable() is None:
+    if AVAILABLE:
         import cupy
 
         cupy.cuda.Device().synchronize()  # copies into pinned memory may be under way

@@ -7,6 +7,7 @@ import pytest
 from kernels.isv import SLOTS, STATE
 from tests.gpu.marks import NEEDS_ALL_KERNELS
 from tests.recipes.test_alpha_rl import COLLECT, TINY
+from tests.recipes.tiny import STEMS, with_stem
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
@@ -29,15 +30,22 @@ TOLERANCE = {False: 1e-5, True: 5e-3}  # measured: 1.1e-6 and 7e-4
 UNSURE = {f"isv.state_{output}_{STATE.index('count')}" for output in ("ppo_clip", "rollout_len")}
 
 
-@pytest.fixture(scope="module")
-def world():
-    cfg = build_config(TINY)
+@pytest.fixture(scope="module", params=STEMS)
+def world(request):
+    cfg = build_config(with_stem(TINY, request.param))
     market = synthetic_market("synthetic:rows=4000,signal=0.75")
     return cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
 
 
 def on_gpu(world, **options):
     return AlphaRL(CudaDevice(**options), *world)
+
+
+def walk(recipe, steps):
+    """Steps, and waits for them: one device a process works at a time (kernels/last_block.cuh)."""
+    for _ in range(steps):
+        recipe.step()
+    recipe.device.synchronize()
 
 
 def differing(one, other):
@@ -58,8 +66,8 @@ def regions(recipe):
 def test_captured_equals_eager_at_every_step(world, capsys):
     eager, captured = on_gpu(world, graphs=False), on_gpu(world)
     for step in range(STEPS):
-        eager.step()
-        captured.step()
+        for recipe in (eager, captured):
+            walk(recipe, 1)
         assert differing(eager, captured) == [], f"step {step}"
         if step in VALIDATED:
             assert eager.validate() == captured.validate()
@@ -72,8 +80,7 @@ def test_captured_equals_eager_at_every_step(world, capsys):
 def test_a_graph_holds_every_operation_of_its_region(world):
     """Launches, products, copies and fills of the region's body, each at least one node: nothing ran beside it."""
     recipe = on_gpu(world)
-    for _ in range(STEPS):
-        recipe.step()
+    walk(recipe, STEPS)
     for region in (recipe.collect_region, recipe.learn_region, recipe.boundary_region):
         count, device = 0, recipe.device
         kept = {name: getattr(device, name) for name in ("gemm", "copy", "zero", "launch")}
@@ -96,26 +103,21 @@ def test_a_graph_holds_every_operation_of_its_region(world):
 
 def test_two_fresh_devices_have_the_same_bits(world):
     one, other = on_gpu(world), on_gpu(world)
-    for _ in range(STEPS):
-        one.step()
-    for _ in range(STEPS):
-        other.step()
+    for recipe in (one, other):
+        walk(recipe, STEPS)
     assert differing(one, other) == []
 
 
 @pytest.mark.parametrize("at", [3, COLLECT, COLLECT + 9, COLLECT + 16])
 def test_a_restored_run_continues_bit_for_bit(world, at):
     straight = on_gpu(world)
-    for _ in range(at):
-        straight.step()
+    walk(straight, at)
     saved = straight.snapshot()
-    for _ in range(RESUMED):
-        straight.step()
+    walk(straight, RESUMED)
     resumed = on_gpu(world)
     resumed.restore(saved)
     assert resumed.step_count == at
-    for _ in range(RESUMED):
-        resumed.step()
+    walk(resumed, RESUMED)
     assert differing(straight, resumed) == []
     assert state_hash(straight.snapshot()) == state_hash(resumed.snapshot())
 

@@ -10,6 +10,8 @@ from kernels import grad_norm
 from kernels.spec import Arg, Kernel
 from tests.gpu.marks import NEEDS_GPU
 from tests.recipes.test_alpha_rl import COLLECT, TINY
+from tests.recipes.test_nan import unnoticed
+from tests.recipes.tiny import STEMS, with_stem
 from trainer import __main__
 from trainer.config import RunConfig, build_config
 from trainer.data.folds import FoldPlan, make_folds
@@ -28,9 +30,9 @@ GIB = 1 << 30
 PATIENCE_S = 120
 
 
-@pytest.fixture(scope="module")
-def world():
-    cfg = build_config(TINY)
+@pytest.fixture(scope="module", params=STEMS)
+def world(request):
+    cfg = build_config(with_stem(TINY, request.param))
     market = synthetic_market("synthetic:rows=4000,signal=0.75")
     return cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
 
@@ -73,6 +75,13 @@ def test_a_nan_in_a_weight_stops_the_run_and_keeps_the_last_good_checkpoint(worl
     last = ck.newest_valid(tmp_path)
     assert planted - 10 <= last.step <= planted
     assert all(np.isfinite(last.arrays[f"opt.{name}"]).all() for name in ("param", "target", "m", "v"))
+
+
+def test_a_nan_in_every_tensor_of_weights_and_targets_is_noticed(world):
+    recipe = AlphaRL(CudaDevice(), *world)
+    for _ in range(COLLECT + 4):
+        recipe.step()
+    assert unnoticed(recipe, recipe.snapshot()) == []
 
 
 def test_the_flag_of_a_bad_gradient_is_read_without_waiting_for_the_step(world):

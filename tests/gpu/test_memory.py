@@ -13,7 +13,7 @@ import pytest
 
 from tests.gpu.marks import NEEDS_GPU
 from tests.recipes.test_alpha_rl import COLLECT, TINY
-from tests.recipes.tiny import USERS
+from tests.recipes.tiny import USERS, with_stem
 from trainer import bench
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
@@ -43,6 +43,10 @@ def tiny():
     return recipe_of(TINY)
 
 
+def folded():
+    return recipe_of(with_stem(TINY, "folded"))
+
+
 def users():
     return recipe_of(USERS)
 
@@ -70,7 +74,7 @@ def run(recipe, steps):
 
 @pytest.mark.slow
 def test_ten_thousand_steps_take_no_more_memory(capsys):
-    recipe = tiny()
+    recipe = folded()
     run(recipe, SETTLED)
     before, host = taken(recipe), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run(recipe, STEPS)
@@ -168,7 +172,7 @@ def test_the_only_race_in_shared_memory_is_the_planted_one():
 
 
 def test_a_start_with_warm_kernels_compiles_nothing(capsys):
-    recipe = tiny()
+    recipe = folded()
     bench.warm_up(recipe, 3)
     cache = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
     before = sorted(path.name for path in cache.iterdir())

@@ -6,6 +6,7 @@ import pytest
 from tests.gpu.marks import NEEDS_GPU
 from tests.gpu.test_alpha_rl import distance
 from tests.recipes.test_alpha_rl import COLLECT, TINY
+from tests.recipes.tiny import STEMS, with_stem
 from trainer.config import build_config, load_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
@@ -22,7 +23,9 @@ MEANS = 100  # steps of a mean by which free runs are compared
 SEEDS = (0, 1, 2, 3, 4)
 TRAJECTORY = 50  # steps
 TWICE = 2.0  # as far from float64 as NumPy's own float32, at most
-NEAR = 1e-5  # from float64 by norm, as long as all draws are the same: measured 8.8e-7 for one step, NumPy 3.2e-7
+# From float64 by norm, as long as all draws are the same: measured 8.8e-7 for one step, NumPy 3.2e-7; with noise of
+# 1e-7 on every result of the network NumPy comes to 8e-6 within three steps where the stem is folded.
+NEAR = 3e-5
 
 
 def world_of(cfg, rows):
@@ -103,18 +106,19 @@ def free_steps(gpu, single, double):
     return ours, own, near
 
 
-def test_fifty_free_steps_stay_as_near_to_float64_as_numpys_float32(capsys):
+@pytest.mark.parametrize("stem", STEMS)
+def test_fifty_free_steps_stay_as_near_to_float64_as_numpys_float32(stem, capsys):
     """A draw on the edge of two samples parts any two precisions, by much and within a few steps. After it the measure
     is what rounding does to NumPy itself; before it the limit is tight. test_alpha_rl.py holds every single step to
     that limit, by starting each from the other's state."""
-    cfg = build_config(TINY)
+    cfg = build_config(with_stem(TINY, stem))
     world = world_of(cfg, 4000)
     gpu = AlphaRL(CudaDevice(tf32=False), cfg, *world)
     ours, own, near = free_steps(
         gpu, AlphaRL(NumpyDevice(), cfg, *world), AlphaRL(NumpyDevice(), cfg, *world, real=np.float64)
     )
     with capsys.disabled():
-        print(f"\n  {TRAJECTORY} free steps, distance from float64 over distance travelled: ", end="")
+        print(f"\n  {stem}: {TRAJECTORY} free steps, distance from float64 over distance travelled: ", end="")
         print(f"CUDA {np.median(ours):.3f} (end {ours[-1]:.3f}), NumPy float32 {np.median(own):.3f} ({own[-1]:.3f});")
         print(f"  of the first {len(near)}, which draw alike, weights and moments: {max(near, default=0):.1e}")
     assert near, "the first learning step draws something else"

@@ -9,7 +9,7 @@ import pytest
 from tests.gpu.marks import NEEDS_ALL_KERNELS
 from tests.learn import child
 from tests.recipes.test_alpha_rl import COLLECT, TINY
-from tests.recipes.tiny import trading_world
+from tests.recipes.tiny import STEMS, trading_world, with_stem
 from trainer.config import RunConfig
 from trainer.device.cuda import CudaDevice, CudaGraph
 from trainer.learn import checkpoint as ck
@@ -31,9 +31,9 @@ extern "C" __global__ void spin(long long cycles) {
 """
 
 
-@pytest.fixture(scope="module")
-def world():
-    return trading_world(TINY)
+@pytest.fixture(scope="module", params=STEMS)
+def world(request):
+    return trading_world(with_stem(TINY, request.param))
 
 
 def on_gpu(world):

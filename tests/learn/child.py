@@ -1,7 +1,7 @@
 """Trains the tiny study in a process of its own: python -m tests.learn.child DEVICE FOLDER STEPS EVERY VALIDATE [HALT]
 
-Prints how it ended as one JSON line. With HALT it stands still at that step, once the checkpoint before it is written,
-says so, and waits to be killed.
+Its stem is folded. Prints how it ended as one JSON line. With HALT it stands still at that step, once the checkpoint
+before it is written, says so, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.recipes.test_alpha_rl import TINY
+from tests.recipes.tiny import with_stem
 from trainer.config import RunConfig, build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
@@ -51,7 +52,7 @@ def kill_when_halted(process: subprocess.Popen[str]) -> None:
 
 def main(device: str, folder: str, steps: str, every: str, validate: str, halt: str = "0") -> None:
     configure_logs()  # to stderr
-    cfg = build_config(TINY)
+    cfg = build_config(with_stem(TINY, "folded"))
     market = synthetic_market("synthetic:rows=4000,signal=0.75")
     fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
     run = RunConfig(

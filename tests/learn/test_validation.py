@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.test_alpha_rl import COLLECT, TINY
-from tests.recipes.tiny import trading_world
+from tests.recipes.tiny import trading_world, with_stem
 from trainer.device import NumpyDevice
 from trainer.device.recording import RecordingDevice
 from trainer.learn.evaluator import CHUNK, chunk_plan
@@ -17,7 +17,7 @@ LEARNING = COLLECT + 3  # weights move
 
 @pytest.fixture(scope="module")
 def world():
-    return trading_world(TINY)
+    return trading_world(with_stem(TINY, "folded"))  # with weights derived from those that a pass judges
 
 
 def bits(recipe):

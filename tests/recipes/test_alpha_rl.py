@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
+from tests.recipes.tiny import STEMS, with_stem
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import NumpyDevice
 from trainer.device.recording import RecordingDevice, RecordingRefused
 from trainer.learn.checkpoint import state_hash
+from trainer.nets.network import Network
+from trainer.nets.stem import Embedding, FoldedLayer
 from trainer.recipes.alpha_rl import AlphaRL
 
 TINY = {
@@ -22,9 +25,9 @@ COLLECT = 17  # steps before a rollout is complete and learning starts
 STEPS = 23  # coprime to every cadence
 
 
-@pytest.fixture(scope="module")
-def world():
-    cfg = build_config(TINY)
+@pytest.fixture(scope="module", params=STEMS)
+def world(request):
+    cfg = build_config(with_stem(TINY, request.param))
     market = synthetic_market("synthetic:rows=4000,signal=0.75")
     fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
     return cfg, market, fold
@@ -32,6 +35,12 @@ def world():
 
 def bits(recipe):
     return {name: np.asarray(array).tobytes() for name, array in recipe.store.items("state")}
+
+
+def test_these_sizes_have_both_stems():
+    features = synthetic_market("synthetic:rows=4000,signal=0.75").n_features
+    nets = [Network(build_config(with_stem(TINY, stem)).net, features) for stem in STEMS]
+    assert [type(net.encoder.stem) for net in nets] == [Embedding, FoldedLayer]
 
 
 def test_recorded_equals_eager_at_every_step(world):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.test_alpha_rl import COLLECT, TINY
+from tests.recipes.tiny import STEMS, with_stem
 from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
@@ -11,9 +12,9 @@ from trainer.device import NumpyDevice
 from trainer.recipes.alpha_rl import AlphaRL
 
 
-@pytest.fixture(scope="module")
-def recipe():
-    cfg = build_config(TINY)
+@pytest.fixture(scope="module", params=STEMS)
+def recipe(request):
+    cfg = build_config(with_stem(TINY, request.param))
     market = synthetic_market("synthetic:rows=4000,signal=0.75")
     return AlphaRL(NumpyDevice(), cfg, market, make_folds(market.ts, market.session, FoldPlan.of(cfg, 0))[0])
 
@@ -32,17 +33,25 @@ def spoilt(snapshot, name, index):
     return arrays
 
 
-def test_in_every_tensor_of_weights_and_targets(recipe, learning):
+def unnoticed(recipe, learning):
+    """Tensors in which a NaN is not noticed after one step, or is taken for another one's."""
     missed = []
     for array in ("opt.param", "opt.target"):
         for entry in recipe.net.layout.entries:
-            recipe.restore(spoilt(learning, array, entry.offset))
+            index = slice(entry.offset, entry.offset + 1)
+            if array == "opt.target" and entry.name == "heads.weight":  # only the best action's counts: one of each
+                index = slice(entry.offset, entry.offset + entry.size, entry.shape[1])
+            recipe.restore(spoilt(learning, array, index))
             assert not recipe.went_bad()
             with np.errstate(invalid="ignore"):
                 recipe.step()
             if not recipe.went_bad() or recipe.first_bad_array() != f"{array} ({entry.name})":
                 missed.append((array, entry.name, recipe.first_bad_array()))
-    assert missed == []
+    return missed
+
+
+def test_in_every_tensor_of_weights_and_targets(recipe, learning):
+    assert unnoticed(recipe, learning) == []
 
 
 @pytest.mark.parametrize("array", ["opt.m", "opt.v"])

@@ -15,6 +15,10 @@ STEP: dict[str, Any] = {
     "learn": {"batch": 16, "per_capacity": 256, "n_step": 3, "rollout_len": 16, "per_alpha": 0.9, "seed": 5},
 }
 
+# Sizes at which the bottom of the network is an embedding, and at which the first layer is folded into it, as in all
+# profiles for a GPU (decision 0005): d_model is then the least for it, the features' number padded.
+STEMS: dict[str, dict[str, Any]] = {"plain": {}, "folded": {"d_model": 64, "headdim": 16}}
+
 # The network of the profile `small`, with few backtests and a small replay so that a step is short. On a GPU it takes
 # the kernels for whole windows (32 rows, tensor cores) and a product whose algorithm is pinned; tiny sizes never do.
 USERS: dict[str, Any] = {
@@ -24,6 +28,10 @@ USERS: dict[str, Any] = {
     "net": load_config("small").net.model_dump(),
     "learn": {"batch": 64, "per_capacity": 1024, "n_step": 3, "rollout_len": 16},
 }
+
+
+def with_stem(sizes: dict[str, Any], stem: str) -> dict[str, Any]:
+    return sizes | {"net": sizes["net"] | STEMS[stem]}
 
 
 def trading_world(sizes: dict[str, Any]) -> tuple[StudyConfig, Market, Fold]:
