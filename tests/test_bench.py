@@ -75,9 +75,21 @@ def test_totals_by_kernel_and_by_product_keep_every_millisecond(figures):
 
 
 def test_the_rate_of_a_product_counts_its_work():
-    rows = [{"region": "r", "branch": b, "operation": "gemm 100x200x50", "calls": 2.0, "ms": 1.0} for b in "ab"]
+    rows = [{"region": "r", "branch": b, "operation": "gemm 100x200x50 tb", "calls": 2.0, "ms": 1.0} for b in "ab"]
     (row,) = bench.by_product(rows)
     assert row["calls"] == 4 and row["tflops"] == pytest.approx(4 * 2 * 100 * 200 * 50 / 2e-3 / 1e12)
+
+
+def test_products_of_one_shape_that_are_not_the_same_are_told_apart():
+    a, b, out = np.ones((3, 5)), np.ones((5, 2)), np.empty((3, 2))
+    asked = {
+        "gemm 3x2x5": ((a, b), {}),
+        "gemm 3x2x5 ta add": ((a.T, b), {"ta": True, "beta": 1.0}),
+        "gemm 3x2x5 tb bias": ((a, b.T), {"tb": True, "bias": out[0]}),
+    }
+    assert [bench._label("gemm", (*values, out), options) for values, options in asked.values()] == list(asked)
+    rows = [{"region": "r", "branch": "b", "operation": label, "calls": 1.0, "ms": 1.0} for label in asked]
+    assert len(bench.by_product(rows)) == 3
 
 
 def test_memory_start_and_checkpoint_are_measured(figures):
@@ -138,11 +150,12 @@ def test_the_host_clock_counts_milliseconds():
     assert watch.ms(first, watch.mark()) >= 10
 
 
-def test_json_and_table_show_the_same(figures, cfg, monkeypatch, capsys):
+def test_json_and_table_show_the_same(figures, cfg, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bench, "measure", lambda *_: figures)
     bench.bench(cfg, STEPS, as_json=True)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(figures))
-    bench.bench(cfg, STEPS, as_json=False)
+    bench.bench(cfg, STEPS, as_json=False, out=tmp_path / "new" / "figures.json")
+    assert json.loads((tmp_path / "new" / "figures.json").read_text()) == json.loads(json.dumps(figures))
     shown = capsys.readouterr().out
     for words in ("gemm_share_of_step", "memory by arena", "rollout_end", "mamba2_last_bwd", "matrix products"):
         assert words in shown

@@ -12,7 +12,9 @@ from trainer.config import build_config
 from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import NumpyDevice, memory
+from trainer.device.fields import CHECKPOINT_COPY
 from trainer.errors import DataError, DeviceMemory, UsageError
+from trainer.recipes import alpha_rl
 from trainer.results.evaluate import evaluate_fold, judgement_memory
 
 ROWS = 40_000
@@ -74,6 +76,20 @@ def test_a_run_says_what_it_takes():
     assert line["arrays"] == "5 MiB" and recipe.metrics()["device_arrays_mib"] == 5
 
 
+def test_what_the_device_adds_to_the_arrays_is_asked_for_and_said():
+    """On a GPU: the copy of the state that a checkpoint is made of, and the workspaces of matrix products."""
+    cfg, market, fold = tiny(4000)
+    device, sizes = asked(workspace_bytes=32 << 20)
+    recipe = study._build(device, cfg, market, fold)
+    copied = recipe.store.arena.flat.nbytes
+    recipe.frozen.device_bytes = copied
+    extra = {CHECKPOINT_COPY: copied, "workspaces": len(alpha_rl.MULTIPLYING) * (32 << 20)}
+    assert recipe.arenas() == dict(sorted(recipe.arenas().items(), key=lambda item: -item[1]))
+    assert {name: recipe.arenas()[name] for name in extra} == extra
+    said = memory.by_arena(sizes[0])
+    assert said["workspaces"] == extra["workspaces"] and 0 < said[CHECKPOINT_COPY] <= copied, "padding apart"
+
+
 def asked(**limits):
     """(a device without memory limits that keeps what it is asked for, that)."""
     device, sizes = NumpyDevice(), []
@@ -103,7 +119,7 @@ def test_the_prediction_is_what_is_then_asked_for():
     recipe = study._build(device, cfg, market, fold)
     main, validator = sizes
     evaluate_fold(device, cfg, market, recipe.store, fold, recipe.store["opt.param"])
-    judge, copied = sizes[2], "checkpoint.copy"  # of what is never in one
+    judge, copied = sizes[2], CHECKPOINT_COPY  # of what is never in one
     assert validator.pop(copied) == judge.pop(copied)
     later = {name: size for name, size in main.items() if name.split(".")[0] in ("judgement", "validation", "lanes")}
     assert sum(later.values()) == sum(validator.values()) + sum(judge.values())

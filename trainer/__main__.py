@@ -339,6 +339,7 @@ def bench(
     config: Config = "cpu-demo",
     set_: Set = None,
     json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="also write the timings here, as JSON")] = None,
     device: DeviceName = "",
     tf32: Tf32 = None,
 ) -> None:
@@ -354,7 +355,7 @@ def bench(
         if kernels or arch:
             run.bench_kernels(cfg, arch or "sm_90", json_)
         else:
-            run.bench(cfg, steps, json_, cold)
+            run.bench(cfg, steps, json_, cold, out)
     except (KeyboardInterrupt, _Terminated):  # main's words are of commands that save something
         raise Interrupted("interrupted before the figures were there; a timing starts anew") from None
 

@@ -29,8 +29,10 @@ from trainer.data.folds import FoldPlan, make_folds
 from trainer.data.market import synthetic_market
 from trainer.device import Region, open_device, probe
 from trainer.device.base import Device
+from trainer.device.gemm import Product
 from trainer.device.launches import DryDevice, limit_of
 from trainer.errors import FoxhuntError
+from trainer.files import write_text
 from trainer.learn.checkpoint import CheckpointWriter, list_checkpoints
 from trainer.recipes.alpha_rl import AlphaRL
 
@@ -208,9 +210,7 @@ def _label(name: str, values: tuple[Any, ...], options: dict[str, Any]) -> str:
     if name == "launch":
         return str(values[0].name)
     if name == "gemm":
-        a, _, out = values[:3]
-        k = a.shape[0] if options.get("ta") else a.shape[1]
-        return f"gemm {out.shape[0]}x{out.shape[1]}x{k}"
+        return f"gemm {Product.of(*values, **options)}"
     return name
 
 
@@ -316,6 +316,7 @@ def launches(cfg: StudyConfig, limit: int | None = None) -> dict[tuple[str, str]
     """What each CUDA function of a training and a validation step is launched with, where a block gets `limit` bytes of
     shared memory; variants left out for it as well. Needs no GPU and little memory."""
     device = DryDevice(limit)
+    device.tf32 = cfg.run.tf32
     recipe = make_recipe(cfg, device)
     device.launches.clear()  # what making it launched
     owners = [recipe, *([recipe.validator] if recipe.validator else [])]
@@ -345,8 +346,12 @@ def kernel_resources(cfg: StudyConfig, arch: str) -> list[dict[str, Any]]:
 # -- the command --
 
 
-def bench(cfg: StudyConfig, steps: int, as_json: bool, cold: bool = False) -> None:
+def bench(cfg: StudyConfig, steps: int, as_json: bool, cold: bool = False, out: Path | None = None) -> None:
+    """Prints the figures; `out`: they are also written there, as JSON."""
     figures = measure(cfg, steps, cold)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures)) if as_json else show(figures)
 
 
@@ -390,8 +395,9 @@ def show(figures: dict[str, Any]) -> None:
     branches = sorted({row["branch"] for row in figures["operations"] if row["branch"]})
     columns = ("kernel", "calls", "ms", "share", *branches, "else")
     _table("where a step goes, operations one after the other: milliseconds", columns, kernels)
-    products = ("product", "calls", "ms", "tflops")
-    _table("matrix products, rows x columns x depth", products, by_product(figures["operations"]))
+    columns = ("product", "calls", "ms", "tflops")
+    title = "matrix products, rows x columns x depth; ta, tb: that factor transposed"
+    _table(title, columns, by_product(figures["operations"]))
 
 
 def by_kernel(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -409,16 +415,16 @@ def by_kernel(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def by_product(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a shape of matrix product: all of its calls, and the rate they ran at."""
+    """One row a matrix product by shape and kind: all of its calls, and the rate they ran at."""
     rows: dict[str, dict[str, Any]] = {}
     for each in operations:
-        name, _, shape = each["operation"].partition(" ")
+        name, _, product = each["operation"].partition(" ")
         if name != "gemm":
             continue
-        row = rows.setdefault(shape, defaultdict(float, product=shape))
+        row = rows.setdefault(product, defaultdict(float, product=product))
         row["calls"] += each["calls"]
         row["ms"] += each["ms"]
-        work = 2.0 * prod(int(n) for n in shape.split("x"))
+        work = 2.0 * prod(int(n) for n in product.split()[0].split("x"))
         row["tflops"] = work * row["calls"] / row["ms"] / 1e9
     return sorted(rows.values(), key=lambda row: -row["ms"])
 

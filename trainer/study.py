@@ -223,10 +223,10 @@ def _build(device: Device, cfg: StudyConfig, market: Market, fold: Fold, judge: 
     kernels, validate, and judge the fold after all of its steps."""
     from trainer.device.memory import listed, mib
     from trainer.nets.dry import require_launches
-    from trainer.recipes.alpha_rl import AlphaRL
+    from trainer.recipes.alpha_rl import AlphaRL, workspaces
 
     require_launches(device, cfg.net, market.n_features)
-    device.expected = _later(cfg, market, fold, judge)
+    device.expected = _later(cfg, market, fold, judge) | workspaces(device)
     with _room_for(market):
         recipe = AlphaRL(device, cfg, market, fold)
     log.info("memory", arenas=listed(recipe.arenas()), **{name: mib(size) for name, size in device.memory().items()})

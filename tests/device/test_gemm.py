@@ -12,10 +12,6 @@ from trainer.device.recording import RecordingDevice
 from trainer.errors import UsageError
 
 
-def at(*addresses):
-    return [None if a is None else SimpleNamespace(data=SimpleNamespace(ptr=a)) for a in addresses]
-
-
 def test_a_product_is_named_by_all_that_its_algorithm_depends_on():
     assert str(Product(3, 4, 5, False, True, False, True)) == "3x4x5 tb bias"
     assert str(Product(3, 4, 5, True, False, True, False)) == "3x4x5 ta add"
@@ -24,10 +20,21 @@ def test_a_product_is_named_by_all_that_its_algorithm_depends_on():
 
 @pytest.mark.parametrize(
     ("addresses", "bytes_"),
-    [((512, 1024), ALIGN), ((512, None), ALIGN), ((512, 64), 64), ((256, 16, 48), 16), ((4,), 4)],
+    [((512, 1024), ALIGN), ((512,), ALIGN), ((512, 64), 64), ((256, 16, 48), 16), ((4,), 4)],
 )
 def test_alignment_is_that_of_the_worst_array(addresses, bytes_):
-    assert alignment(*at(*addresses)) == bytes_
+    assert alignment(*addresses) == bytes_
+
+
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+def test_a_product_is_known_from_its_arrays(ta, tb):
+    a, b, out = np.empty((5, 3) if ta else (3, 5)), np.empty((4, 5) if tb else (5, 4)), np.empty((3, 4))
+    assert Product.of(a, b, out, ta=ta, tb=tb, beta=1.0) == Product(3, 4, 5, ta, tb, True, False)
+    assert Product.of(a, b, out, ta=ta, tb=tb, bias=out[0]) == Product(3, 4, 5, ta, tb, False, True)
+    for wrong in ((a[:-1], b, out), (a, b[:-1], out), (a, b, out[:-1])):
+        with pytest.raises(ValueError, match="gemm: shapes"):
+            Product.of(*wrong, ta=ta, tb=tb)
 
 
 def test_tables_hold_whole_algorithms_that_are_faster_than_the_first_choice():

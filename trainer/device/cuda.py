@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,16 @@ class _Branch:
     """A stream with the workspace of its products, and the branches forked from it since its last join."""
 
     def __init__(self, cp: Any, priority: int):
-        self.stream = cp.cuda.Stream(non_blocking=True, priority=priority)
-        self.workspace = cp.empty(WORKSPACE, cp.uint8)
+        self.cp, self.stream = cp, cp.cuda.Stream(non_blocking=True, priority=priority)
         self.open: list[_Branch] = []
         self.start, self.done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
+
+    @cached_property
+    def workspace(self) -> Any:
+        """Taken at the first product, since most branches have none; that is in a warm-up call, never in a capture."""
+        if self.stream.is_capturing():
+            raise FoxhuntError("the first product of a branch is being captured: call the region eagerly before")
+        return self.cp.empty(WORKSPACE, self.cp.uint8)
 
     def follow(self, other: _Branch) -> None:
         """What comes next here waits for what `other` was given so far."""
@@ -49,7 +56,9 @@ class CudaReadback(Readback):
         self.device, self.cp = device, device.cp
         super().__init__(arrays, slots)
         if large:
-            device.require_room({f"readback.{name}": array.nbytes for name, array in arrays.items()})
+            sizes = {f"readback.{name}": array.nbytes for name, array in arrays.items()}
+            device.require_room(sizes)
+            self.device_bytes = sum(sizes.values())
         # Blocking: a thread that waits leaves its core to the others.
         self.ready = [self.cp.cuda.Event(block=True, disable_timing=True) for _ in range(slots)]
         self.shadow = {name: device.empty(a.shape, a.dtype) for name, a in arrays.items()} if large else None
@@ -137,6 +146,7 @@ class CudaDevice(Device):
     """One GPU. `graphs=False` runs every region eagerly (the other side of the bit-equality test)."""
 
     name = "cuda"
+    workspace_bytes = WORKSPACE
 
     def __init__(self, tf32: bool = True, graphs: bool = True):
         import cupy as cp
@@ -234,12 +244,10 @@ class CudaDevice(Device):
     def gemm(
         self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
     ) -> None:
-        m, n = out.shape
-        k = a.shape[0] if ta else a.shape[1]
-        if (b.shape[1] if tb else b.shape[0]) != k or (a.shape[1] if ta else a.shape[0]) != m:
-            raise ValueError(f"gemm: shapes {a.shape} {b.shape} -> {out.shape}, ta={ta}, tb={tb}")
+        product = Product.of(a, b, out, ta=ta, tb=tb, beta=beta, bias=bias)
         refuse_views("gemm", a, b, out)
-        product = Product(m, n, k, ta, tb, bool(beta), bias is not None, alignment(a, b, out, bias))
+        addresses = (array.data.ptr for array in (a, b, out, bias) if array is not None)
+        product = product._replace(align=alignment(*addresses))
         self.gemms.plan(product).run(a, b, out, bias, self.current.workspace, self.current.stream)
 
     def copy(self, dst: Any, src: Any) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainer.device.base import Device
 
 REAL = "real"  # resolved by allocate(): float32 in training, float64 in gradient checks
+CHECKPOINT_COPY = "checkpoint copy"  # what the copy of the state is called where memory is told
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def allocate(device: Device, fields: Iterable[Field], real: Any = np.float32) ->
     sizes = footprint(fields, real)
     copied = sum(sizes[f.name] for f in fields if f.kind == "state")  # a checkpoint is copied on the device first
     later, device.expected = device.expected or {}, None
-    device.require_room(sizes | ({"checkpoint.copy": copied} if copied else {}) | dict(later))
+    device.require_room(sizes | ({CHECKPOINT_COPY: copied} if copied else {}) | dict(later))
     first, size = {}, 0
     for f in fields:
         if f.kind == "state":

@@ -37,6 +37,16 @@ class Product(NamedTuple):
     bias: bool
     align: int = ALIGN  # bytes that all four pointers are multiples of
 
+    @classmethod
+    def of(
+        cls, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
+    ) -> Product:
+        """What `Device.gemm` is asked for with these values, all of them aligned. Raises ValueError for shapes."""
+        (m, k), (depth, n) = (a.shape[::-1] if ta else a.shape), (b.shape[::-1] if tb else b.shape)
+        if depth != k or (m, n) != out.shape:
+            raise ValueError(f"gemm: shapes {a.shape} {b.shape} -> {out.shape}, ta={ta}, tb={tb}")
+        return cls(m, n, k, ta, tb, bool(beta), bias is not None)
+
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", *(name for name in ("ta", "tb", "add", "bias") if getattr(self, name))]
         return " ".join(words + ([] if self.align == ALIGN else [f"align {self.align}"]))
@@ -141,9 +151,9 @@ def table_path(capability: str, version: int) -> Path:
     return TABLES / f"sm{capability}-cublaslt{version}.json"
 
 
-def alignment(*arrays: Any) -> int:
-    """Bytes, at most ALIGN, that the addresses of all arrays are multiples of."""
+def alignment(*addresses: int) -> int:
+    """Bytes, at most ALIGN, that all addresses are multiples of."""
     together = ALIGN
-    for array in arrays:
-        together |= 0 if array is None else array.data.ptr
+    for address in addresses:
+        together |= address
     return together & -together

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from trainer.errors import DeviceMemory
 
-RESERVE = 512 << 20  # bytes that come later: machine code of the kernels, graphs, workspaces of cuBLAS
+RESERVE = 384 << 20  # bytes that come later: machine code of the kernels, graphs, what libraries keep
 SHOWN = 4  # arenas named in an error
 SMALLER = {
     "market": "a coarser data.sample, or a shorter series",

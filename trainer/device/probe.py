@@ -47,6 +47,14 @@ def why_unavailable() -> str | None:
     return _driver(cupy, next(iter(wheels), "cupy")) or _card(cupy) or _libraries(cupy)
 
 
+def architecture() -> str:
+    """Of the GPU that is used, which must be there, in the compiler's words: "sm_90"."""
+    import cupy
+
+    card = cupy.cuda.runtime.getDeviceProperties(0)  # makes no context, so nobody else sees this process on the card
+    return f"sm_{card['major']}{card['minor']}"
+
+
 def installed_wheels() -> dict[str, str]:
     """CuPy's distributions by name, with their versions."""
     found = {}

@@ -26,6 +26,7 @@ from trainer.config import StudyConfig
 # stage 1: the fold's rows
 from trainer.data.folds import Fold
 from trainer.device import Device, Field, allocate
+from trainer.device.fields import CHECKPOINT_COPY
 from trainer.device.memory import by_arena
 
 # stage 2: the environment
@@ -35,7 +36,7 @@ from trainer.env.market import market_fields, session_bounds
 # stage 4: what learns
 from trainer.learn import controllers, evaluator, replay, rollout
 from trainer.learn.optimizer import optimizer_fields, optimizer_step
-from trainer.learn.validation import Validation, validation_fields
+from trainer.learn.validation import STREAM, Validation, validation_fields
 
 # stage 3: the network and its losses
 from trainer.nets.losses import act, acting_fields, q_loss, rollout_loss
@@ -43,12 +44,19 @@ from trainer.nets.network import Network
 
 VALIDATION_ROWS = 256  # rows of a validation segment
 LEARNT = ("opt.param", "opt.m", "opt.v", "opt.target")  # what must stay finite
+MULTIPLYING = ("main", "learn", "target", "tails", "gradients", STREAM)  # branches with matrix products
 
 
 def validation_lanes(cfg: StudyConfig, market: Any, fold: Fold) -> list[tuple[int, int]]:
     """Segments (first row, last row) of the validation slice, which are walked side by side."""
     lanes = evaluator.session_lanes(np.asarray(market.session), fold.val, cfg.net.window)
     return evaluator.segment_lanes(lanes, VALIDATION_ROWS)
+
+
+def workspaces(device: Device) -> dict[str, int]:
+    """Bytes by name of what matrix products need beside their arrays; nothing where they need none."""
+    size = len(MULTIPLYING) * device.workspace_bytes
+    return {"workspaces": size} if size else {}
 
 
 class AlphaRL:
@@ -173,12 +181,14 @@ class AlphaRL:
         return {name: float(f"{bus[SLOTS[name]]:.6g}") for name in (*METRICS, *OUTPUTS, *SIGNALS)} | own
 
     def arenas(self) -> dict[str, int]:
-        """Bytes of each arena of training and validation, largest first."""
+        """Bytes of each arena of training and validation and of what the device adds to them, largest first."""
         sizes: dict[str, int] = {}
         for store in (self.store, *([self.validator.store] if self.validator else [])):
             for name, array in store.arrays.items():  # both have some of the same names
                 sizes[name] = sizes.get(name, 0) + array.nbytes
-        return by_arena(sizes)
+        if copied := self.frozen.device_bytes:
+            sizes[CHECKPOINT_COPY] = copied
+        return by_arena(sizes | workspaces(self.device))
 
     def went_bad(self, lag: int = 0) -> bool:
         """Whether a gradient was not finite up to the newest step, or with `lag` 1 up to the one before."""
