@@ -42,7 +42,7 @@ format: setup
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
-# On a machine with an NVIDIA GPU: kernels, GPU tests, timings, peers (these where torch or jax are installed).
+# On a machine with an NVIDIA GPU: kernels, GPU tests, timings, a fold, peers (these where torch or jax are installed).
 # With a driver for CUDA 12: make gpu GPU_EXTRA=gpu-cu12
 GPU_EXTRA ?= gpu
 gpu: setup

@@ -1,9 +1,11 @@
 """Times cuBLASLt's algorithms for every matrix product of a training step on this card, and pins the fastest.
 
     python -m benchmarks.gemms seed small
+    python -m benchmarks.gemms --prune seed small     # times nothing, needs no GPU
 
 Writes trainer/device/products/sm<capability>-cublaslt<version>.json, which runs on such cards read. A product is in it
 only where some algorithm beats the library's first choice by more than the noise and gives the same bits at every call.
+--prune drops from every such file the products that no step of these profiles asks for.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.config import load_config
-from trainer.data.folds import FoldPlan, make_folds
-from trainer.data.market import synthetic_market
+from trainer.bench import make_recipe
+from trainer.config import StudyConfig, load_config
 from trainer.device.cuda import CudaDevice
-from trainer.device.gemm import ALIGN, Plan, Product
+from trainer.device.gemm import ALIGN, TABLES, Plan, Product, alignment
+from trainer.device.launches import DryDevice
 from trainer.device.probe import why_unavailable
 from trainer.errors import FoxhuntError, UsageError
-from trainer.recipes.alpha_rl import AlphaRL
 
 CANDIDATES = 32  # asked of the library; it gives fewer
 CALLS, ROUNDS = 10, 5  # calls in a graph, launches of it: the median counts
@@ -74,15 +76,29 @@ class Timed:
         return statistics.median(times)
 
 
-def products(device: CudaDevice, profile: str) -> list[Product]:
-    """Those of a learning step of this profile."""
-    cfg = load_config(profile)
-    market = synthetic_market("synthetic:rows=40000")
-    fold = make_folds(market.ts, market.session, FoldPlan.of(cfg, market.meta.look_back))[0]
-    recipe = AlphaRL(device, cfg, market, fold)
-    while not recipe.learn_region.calls:
-        recipe.step()
-    return sorted(device.gemms.plans)
+class Asked(DryDevice):
+    """Runs nothing, and notes the products that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: set[Product] = set()
+
+    def gemm(
+        self, a: Any, b: Any, out: Any, *, ta: bool = False, tb: bool = False, beta: float = 0.0, bias: Any = None
+    ) -> None:
+        addresses = (array.ctypes.data for array in (a, b, out, bias) if array is not None)
+        product = Product.of(a, b, out, ta=ta, tb=tb, beta=beta, bias=bias)
+        self.products.add(product._replace(align=alignment(*addresses)))
+
+
+def products(cfg: StudyConfig) -> set[Product]:
+    """Those of a learning step and of one that only collects. Arrays lie as on a GPU; those of validation are left out,
+    because their number of rows is the market's."""
+    device = Asked()
+    recipe = make_recipe(cfg, device)
+    recipe.collect_region.body()
+    recipe.learn_region.body()
+    return {product for product in device.products if product.align == ALIGN}
 
 
 def search(device: CudaDevice, product: Product) -> tuple[Any, float, float]:
@@ -108,28 +124,52 @@ def entries(device: CudaDevice, wanted: list[Product]) -> Iterator[tuple[str, di
             yield str(product), {"algorithm": words.tobytes().hex(), "us": round(us, 1), "first_us": round(first, 1)}
 
 
+def read(table: Path) -> dict[str, dict[str, Any]]:
+    return dict(json.loads(table.read_text())) if table.exists() else {}
+
+
+def write(table: Path, found: dict[str, dict[str, Any]]) -> None:
+    table.parent.mkdir(exist_ok=True)
+    table.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+
+
+def unused(found: dict[str, dict[str, Any]], wanted: Iterable[Product]) -> list[str]:
+    """Names of entries that none of these products reads."""
+    return sorted(found.keys() - set(map(str, wanted)))
+
+
+def prune(wanted: set[Product]) -> None:
+    for table in sorted(TABLES.glob("*.json")):
+        found = read(table)
+        dropped = unused(found, wanted)
+        write(table, {name: entry for name, entry in found.items() if name not in dropped})
+        print(f"{table.name}: {len(dropped)} of {len(found)} products dropped", *dropped, sep="\n  ")
+
+
+def pin(wanted: set[Product]) -> None:
+    device = CudaDevice(graphs=False)
+    table = device.gemms.table
+    kept = {name: entry for name, entry in read(table).items() if name not in map(str, wanted)}
+    write(table, kept | dict(entries(device, sorted(wanted))))
+    print(f"written: {table}")
+    if kept:
+        print(f"kept, though these profiles do not ask for them (--prune drops them): {', '.join(sorted(kept))}")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profiles", nargs="+", help="names of profiles, or paths of TOML files")
-    profiles = parser.parse_args(argv).profiles
+    parser.add_argument("--prune", action="store_true", help="only drop the products that none of them asks for")
+    args = parser.parse_args(argv)
     try:
-        for profile in profiles:
-            load_config(profile)
-        if (reason := why_unavailable()) is not None:
+        configs = [load_config(profile) for profile in args.profiles]
+        if not args.prune and (reason := why_unavailable()) is not None:
             raise UsageError(f"no GPU to time on: {reason}")
     except FoxhuntError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    wanted: set[Product] = set()
-    for profile in profiles:
-        device = CudaDevice(graphs=False)
-        wanted |= {p for p in products(device, profile) if p.align == ALIGN}
-    table = device.gemms.table
-    kept = json.loads(table.read_text()) if table.exists() else {}
-    kept = {name: entry for name, entry in kept.items() if name not in map(str, wanted)}
-    table.parent.mkdir(exist_ok=True)
-    table.write_text(json.dumps(dict(sorted((kept | dict(entries(device, sorted(wanted)))).items())), indent=1) + "\n")
-    print(f"written: {table}")
+    wanted = set[Product]().union(*map(products, configs))
+    prune(wanted) if args.prune else pin(wanted)
     return 0
 
 

@@ -33,7 +33,8 @@ detect a gradient that is not finite, leave out diagnostics (greedy actions, fee
 readback of the bus at each step; their sums have no fixed order, so runs do not repeat bit for bit. All this is less
 work than foxhunt's. More work than foxhunt's: torch:default and jax embed, normalise and project the windows one after
 the other, and act in a pass of their own; the folded ones do not. Those, too, pass their windows in two calls, 2M with
-gradient and M + B without, where foxhunt's pass is one: autograd has no other way."""
+gradient and M + B without, where foxhunt's pass is one: autograd would keep activations of all rows of one call, and go
+back through those that need no gradient."""
 
 
 def table(result: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -183,8 +184,12 @@ class Contestant:
         self.figures: dict[str, Any] = {}
 
     def tell(self, method: str, *arguments: Any) -> None:
-        if not self.error:
+        if self.error:
+            return
+        try:
             self.pipe.send((method, arguments))
+        except OSError:
+            self._died()
 
     def hear(self, patience: float = 600.0) -> Any:
         """The answer, None after a failure."""
@@ -196,12 +201,17 @@ class Contestant:
                 self.process.kill()
                 return None
             worked, answer = self.pipe.recv()
-        except EOFError:
-            worked, answer = False, f"the process ended with {self.process.exitcode}"
+        except (EOFError, OSError):
+            self._died()
+            return None
         if worked:
             return answer
         self.error = answer
         return None
+
+    def _died(self) -> None:
+        self.process.join(10)  # its pipe is closed before its exit code is there
+        self.error = f"the process ended with {self.process.exitcode}"
 
     def ask(self, method: str, *arguments: Any, patience: float = 600.0) -> Any:
         self.tell(method, *arguments)
@@ -209,7 +219,8 @@ class Contestant:
 
     def end(self) -> None:
         if self.process.is_alive() and not self.error:
-            self.pipe.send(None)
+            with suppress(OSError):  # it may die just now
+                self.pipe.send(None)
             self.process.join(10)
         self.process.kill()
 

@@ -138,13 +138,16 @@ class JaxPeer:
 
     # -- what the contest asks --
     def losses(self, slots: np.ndarray, index: np.ndarray) -> dict[str, float]:
-        """Figures of the losses on one given batch, by bus name; nothing changes."""
+        """Figures of the losses on one given batch, by bus name, by the functions that the steps are made of; nothing
+        changes."""
         return {n: float(x) for n, x in self._losses(self.state, self.data, jnp.array(slots), jnp.array(index)).items()}
 
     def _loss_figures(self, state: Any, data: Any, slots: Any, index: Any) -> Any:
         run, learnt = state["run"] | data, state["learnt"]
         with jax.default_matmul_precision(self.precision):
-            batch = step.prepare(xp, self.cfg, run, learnt["param"], learnt["target"], slots, index)
+            given = (xp, self.cfg, run, learnt["param"], learnt["target"], slots, index)
+            acting = jnp.zeros(self.cfg.env.n_backtests, "float32")  # draws that no loss reads
+            batch = step.together(*given, acting)[0] if self.folded else step.prepare(*given)
             return step.loss(xp, self.cfg, run, learnt["param"], batch)[1]
 
     def run(self, steps: int) -> float:

@@ -167,6 +167,14 @@ def test_the_folded_stem_is_the_plain_one(stepped, foxhunt, name):
             assert relative(got, want) < TOLERANCE, (array, tensor)
 
 
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_losses_of_a_folded_peer_come_from_the_pass_that_is_timed(stepped, foxhunt, name, monkeypatch):
+    """Planted: what only the other pass is made of breaks, and the figures stay."""
+    figures = stepped(name).figures  # made before, if compiled
+    monkeypatch.setattr(step, "prepare", None)
+    assert make(name, foxhunt).losses(foxhunt.drawn.slots, foxhunt.drawn.index) == pytest.approx(figures, rel=1e-6)
+
+
 @pytest.mark.parametrize("layers, columns", [(1, 56), (2, 64)])
 def test_one_layer_has_no_stem_to_fold(foxhunt, layers, columns):
     """The last mixer has no product over all rows that an embedding could go into."""
