@@ -66,7 +66,7 @@ def announce(device: Device, cfg: StudyConfig, steps: int) -> None:
     """What is timed and where, before it takes its time: large settings take minutes on a processor."""
     sizes = {"n_backtests": cfg.env.n_backtests, "batch": cfg.learn.batch, "d_model": cfg.net.d_model}
     chosen = {} if device.name != "cpu" or cfg.run.device == "cpu" else {"no_gpu": probe.why_unavailable()}
-    where = getattr(device, "model", device.name)
+    where = device.model
     log.info("timing", config=cfg.profile, device=where, **chosen, **sizes, warm_up=WARMUP, steps=steps)
 
 
@@ -77,7 +77,7 @@ def measure(cfg: StudyConfig, steps: int, cold: bool = False) -> dict[str, Any]:
     recipe = make_recipe(cfg, device)
     warm_up(recipe)
     figures: dict[str, Any] = {
-        "device": getattr(device, "model", device.name),
+        "device": device.model,
         "profile": cfg.profile,
         "steps": steps,
         **_rate(recipe, steps),

@@ -194,7 +194,7 @@ def train(
         return None, read_fold_result(folder)
     device = open_device(cfg.run.device, cfg.run.tf32)
     log.info("training", fold=chosen.label, device=device.name, steps=cfg.run.n_steps, train_rows=_rows(chosen.train))
-    meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
+    meta = checkpoint_meta(cfg, study["data_digest"], device.model)
     wait = LEASE_WAIT_S if os.environ.get("FOXHUNT_POD") else 0.0
     result = None
     with Heartbeat(fold, cfg.run.n_steps) as heartbeat:
@@ -294,7 +294,7 @@ def evaluate(place: Place, cfg: StudyConfig, fold: int) -> FoldResult:
             f"fold {fold}: no checkpoint in {folder}\ntrain it first: python -m trainer train --fold {fold}"
         )
     device = open_device(cfg.run.device, cfg.run.tf32)
-    meta = checkpoint_meta(cfg, study["data_digest"], getattr(device, "model", device.name))
+    meta = checkpoint_meta(cfg, study["data_digest"], device.model)
     check_same(found.meta, meta, found.path)
     best = cfg.eval.select == "best-val" and np.isfinite(found.arrays["best.score"][0])
     name = "best.param" if best else "opt.param"
@@ -368,7 +368,7 @@ def _judge(
             gpu_seconds=round(training_seconds, 1) if device.name == "cuda" else 0.0,
             interrupted_seconds=round(lost, 1),
             attempts=max(len(attempts), 1),
-            device=getattr(device, "model", device.name),
+            device=device.model,
             weights="best validation" if weights == "best.param" else "final",
             curve=fr.training_curve(lines),
         ),

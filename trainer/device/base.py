@@ -122,6 +122,11 @@ class Device:
     compiled: int = 0  # functions loaded so far, and the seconds that compiling them or reading the cache took
     compile_seconds: float = 0.0
 
+    @property
+    def model(self) -> str:
+        """What computes, in full: runs repeat bit for bit on one model."""
+        return self.name
+
     # -- memory, outside regions --
     def require_room(self, sizes: Mapping[str, int]) -> None:
         """Raises DeviceMemory when arrays of these sizes (bytes by name) won't fit. The host has a guard of its own."""

@@ -30,9 +30,9 @@ def linear(device: Device, x: Any, weight: Any, y: Any, bias: Any = None) -> Non
     device.gemm(rows(x), weight, rows(y), tb=True, bias=bias)
 
 
-def linear_backward_input(device: Device, dy: Any, weight: Any, dx: Any, beta: float = 0.0) -> None:
-    """dx = dy weight (+ dx when beta is 1)."""
-    device.gemm(rows(dy), weight, rows(dx), beta=beta)
+def linear_backward_input(device: Device, dy: Any, weight: Any, dx: Any) -> None:
+    """dx = dy weight."""
+    device.gemm(rows(dy), weight, rows(dx))
 
 
 def linear_backward_weight(device: Device, dy: Any, x: Any, dweight: Any) -> None:
