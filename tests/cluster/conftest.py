@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,13 @@ from tests.cluster import builds, cluster, host
 from tests.cluster.layout import ADMIN, Facts
 from tests.cluster.live import Live, find_kubectl
 from tests.cluster.undisturbed import Undisturbed, run_undisturbed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hears_ctrl_c() -> None:
+    """A shell makes what it starts in the background deaf to Ctrl-C, children inherit that, and tests send it to theirs."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
