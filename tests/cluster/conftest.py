@@ -17,7 +17,7 @@ from tests.cluster.undisturbed import Undisturbed, run_undisturbed
 
 @pytest.fixture(scope="session", autouse=True)
 def _hears_ctrl_c() -> None:
-    """A shell makes what it starts in the background deaf to Ctrl-C, children inherit that, and tests send it to theirs."""
+    """What a shell starts in the background is deaf to Ctrl-C, and so are its children; tests send it to theirs."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
