@@ -1,5 +1,6 @@
 // Pieces of the Mamba-2 mixers; kernels/mixer_parts.py is the definition. Sizes: N state, DI inner, HD heads, P head size.
 #pragma once
+#include "pieces.cuh"
 #include "reduce.cuh"
 
 constexpr int AHEAD = 8;  // rows of a channel that are loaded before the first is used
@@ -21,31 +22,10 @@ __device__ inline float softplus(float u) { return fmaxf(u, 0.0f) + log1pf(expf(
 // d SiLU(u) / du from SiLU(u) and sigmoid(u).
 __device__ inline float silu_slope(float value, float gate) { return (1.0f - value) * gate + value; }
 
-template <int V>
-struct Pack { float v[V]; };
-
-template <int V>
-__device__ inline Pack<V> load(const float* p) {
-    Pack<V> r;
-    if constexpr (V == 2) {
-        const float2 q = *(const float2*)p;
-        r.v[0] = q.x; r.v[1] = q.y;
-    } else {
-        r.v[0] = *p;
-    }
-    return r;
-}
-
-template <int V>
-__device__ inline void store(float* p, const Pack<V>& r) {
-    if constexpr (V == 2) *(float2*)p = make_float2(r.v[0], r.v[1]);
-    else *p = r.v[0];
-}
-
 // Taps and bias of the causal convolution at V channels.
 template <int V>
 struct Taps {
-    Pack<V> w[4], bias;
+    Piece<V> w[4], bias;
     __device__ Taps(const float* weight, const float* b, int CH) : bias(load<V>(b)) {
         for (int j = 0; j < 4; ++j) w[j] = load<V>(weight + j * CH);
     }
@@ -55,7 +35,7 @@ struct Taps {
 template <int V>
 struct ConvRow {
     int k;
-    Pack<V> value, slope, u[4];  // SiLU and its slope; inputs at k - 3 .. k
+    Piece<V> value, slope, u[4];  // SiLU and its slope; inputs at k - 3 .. k
 };
 
 // Calls use(ConvRow) for k = 0 .. K - 1. `u`: V channels at row 0. ROWS: K where it is known, a multiple of AHEAD, else 0.
@@ -65,7 +45,7 @@ template <int V, int ROWS, class Use>
 __device__ inline ConvRow<V> for_conv_rows(const float* u, int stride, int rows, const Taps<V>& taps, Use use) {
     const int K = ROWS ? ROWS : rows;
     ConvRow<V> row = {};
-    Pack<V> next[AHEAD];
+    Piece<V> next[AHEAD];
     const auto fetch = [&](int k0) {
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
@@ -75,7 +55,7 @@ __device__ inline ConvRow<V> for_conv_rows(const float* u, int stride, int rows,
 #pragma unroll 1
     for (int k0 = 0; k0 < K; k0 += AHEAD) {
         if (!ROWS) fetch(k0);
-        Pack<V> now[AHEAD];
+        Piece<V> now[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) now[i] = next[i];
         if (ROWS) fetch(k0 + AHEAD);
@@ -112,9 +92,9 @@ __device__ inline void conv_backward(
     const float* u, int stride, int rows, const Taps<V>& taps, Dvalue dvalue, float* du, float* dweight, float* dbias,
     int CH, Seen seen = {}) {
     const int K = ROWS ? ROWS : rows;
-    Pack<V> d[4] = {}, dw[4] = {}, db = {}, out;  // d[j]: gradient before SiLU at row k - 3 + j
+    Piece<V> d[4] = {}, dw[4] = {}, db = {}, out;  // d[j]: gradient before SiLU at row k - 3 + j
     const ConvRow<V> last = for_conv_rows<V, ROWS>(u, stride, K, taps, [&](const ConvRow<V>& row) {
-        const Pack<V> dv = dvalue(row);
+        const Piece<V> dv = dvalue(row);
         d[0] = d[1]; d[1] = d[2]; d[2] = d[3];
 #pragma unroll
         for (int v = 0; v < V; ++v) {

@@ -141,7 +141,7 @@ __device__ inline float many_sums(float (&v)[M]) {
     return v[0];
 }
 
-__device__ inline void add_product(float2& sum, const Pack<2>& w, float2 u) {
+__device__ inline void add_product(float2& sum, const Piece<2>& w, float2 u) {
     sum.x += w.v[0] * u.x;
     sum.y += w.v[1] * u.y;
 }

@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(288, 2) mamba2_last_bwd_any(ARGS) {
                 float scale = of_x ? s.weight[task * K + row.k] : dscore[row.k];
                 if (of_x && row.k == K - 1) scale += d_skip[task];
                 dcs += scale * row.value.v[0];
-                return Pack<1>{scale * factor};
+                return Piece<1>{scale * factor};
             }, dbxdt + n, partial + ch, partial + where.conv_bias + ch, CH);
             if (!of_x) tail_backward(c, conv_weight, conv_bias, dcs, dc, partial, partial + where.conv_bias, n, N, CH);
         }

@@ -379,7 +379,7 @@ __device__ inline void mixer_backward(
         conv_backward<1, ROWS>(window + DI + ch, E, ROWS, taps,
                                [&](const ConvRow<1>& now) { return load<1>(own + now.k * XS); },
                                dwindow + DI + ch, grads + ch, grads + at.conv_bias + ch, CH,
-                               [&](int k, const Pack<1>& u, const Pack<1>& du) { own[k * XS] = u.v[0] * du.v[0]; });
+                               [&](int k, const Piece<1>& u, const Piece<1>& du) { own[k * XS] = u.v[0] * du.v[0]; });
     }
     __syncwarp();
     float dot = dots[lane * XS];  // of row `lane` over this warp's columns; where it starts spreads the rows over the banks

@@ -2,6 +2,7 @@
 // of whole 16-byte pieces). A block a window. kernels/mixer_parts.py is the definition.
 #pragma once
 #include "async.cuh"
+#include "float4.cuh"
 #include "mamba2.cuh"
 #include "mma.cuh"
 
@@ -11,7 +12,6 @@ constexpr int ROWS = 32, WIDE = 64;
 constexpr int CB = WIDE + 8;  // of B and C, B behind C
 constexpr int GS = ROWS + 4;  // of the scores
 
-__device__ inline float4 zero4() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 __device__ inline float4 fma4(float4 a, float4 b, float4 sum) {
     return make_float4(a.x * b.x + sum.x, a.y * b.y + sum.y, a.z * b.z + sum.z, a.w * b.w + sum.w);
 }
@@ -44,7 +44,7 @@ __device__ inline void conv_group(float* x, int stride, const float* weight, con
     float* to = x + first * stride + ch;
     float4 row[AHEAD + 3];
 #pragma unroll
-    for (int i = 0; i < AHEAD + 3; ++i) row[i] = first || i >= 3 ? at4(to + (i - 3) * stride) : zero4();
+    for (int i = 0; i < AHEAD + 3; ++i) row[i] = first || i >= 3 ? at4(to + (i - 3) * stride) : zeros();
     const float4 w0 = at4(weight + ch), w1 = at4(weight + CH + ch), w2 = at4(weight + 2 * CH + ch),
                  w3 = at4(weight + 3 * CH + ch), shift = at4(bias + ch);
     __syncwarp();

@@ -1,4 +1,4 @@
-// N neighbouring floats, read and written at once: 4 where every width is a multiple of 4, else 1.
+// N neighbouring floats, read and written at once: 4 where every width is a multiple of 4, 2 or 1 elsewhere.
 #pragma once
 #include "common.cuh"
 

@@ -1,16 +1,11 @@
 // RMSNorm over rows of D floats, one warp a row; kernels/rms.py is the definition.
 #pragma once
+#include "float4.cuh"
 #include "reduce.cuh"
-
-// A lane keeps the 16-byte pieces lane, lane + 32, ... of its row in registers: PIECES of them at most.
-__device__ inline float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-__device__ inline float4 operator*(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
-__device__ inline float4 operator*(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
-__device__ inline float dot(float4 a, float4 b) { return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w); }
-__device__ inline float4 zeros() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 
 __device__ inline float inverse_root(float squares, int D, float eps) { return 1.0f / sqrtf(warp_sum(squares) / D + eps); }
 
+// A lane keeps the 16-byte pieces lane, lane + 32, ... of its row in registers: PIECES of them at most.
 // b, sum, copy and another may be null.
 template <int PIECES>
 __device__ inline void add_norm_pieces(

@@ -1,6 +1,6 @@
 // One block a part. At X = 64 a thread keeps 8 x 8 of the sums in registers, of the 36 such tiles on and above the diagonal
 // (the sums are symmetric), for every seventh row: 7 x 36 = 252 of 256 threads. Rows come through shared memory.
-#include "common.cuh"
+#include "float4.cuh"
 
 constexpr int WIDE = 64, GROUPS = WIDE / 8, PAIRS = GROUPS * (GROUPS + 1) / 2;
 constexpr int THREADS = 256, TEAMS = 7, PIECES = WIDE / 4;  // a piece: 16 bytes of a row
@@ -21,7 +21,7 @@ struct Rows {
             const int i = threadIdx.x + j * THREADS;
             const i64 row = first + i / PIECES;
             const bool there = i < ROWS * PIECES && row < last;
-            piece[j] = there ? ((const float4*)xs)[row * PIECES + i % PIECES] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            piece[j] = there ? ((const float4*)xs)[row * PIECES + i % PIECES] : zeros();
         }
         weight = threadIdx.x < ROWS && first + threadIdx.x < last ? row_dot[first + threadIdx.x] : 0.0f;
     }
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) stem_gram(
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const float* s = sum[i / 2] + i % 2 * 4;
-            const float4 so_far = turn ? shared[i * PAIRS + pair] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const float4 so_far = turn ? shared[i * PAIRS + pair] : zeros();
             shared[i * PAIRS + pair] = make_float4(so_far.x + s[0], so_far.y + s[1], so_far.z + s[2], so_far.w + s[3]);
         }
     }

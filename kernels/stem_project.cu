@@ -28,7 +28,7 @@ __device__ inline void load_folded(const float* folded, int X, int E, int first,
         if (quad >= 0 && quad < E / 4 && column < X)
             copy_async((float*)(weights + i), folded + (4 * quad + row) * X + column);
         else
-            weights[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            weights[i] = zeros();
     }
     copies_end();
 }
@@ -111,7 +111,7 @@ __device__ inline void project(
             const float* at = x + (i64)row * Y + (Y - X) + 4 * q;
 #pragma unroll
             for (int b = 0; b < PIECES; ++b)
-                v[i][b] = row < rows && 16 * b + 4 * q < X ? *(const float4*)(at + 16 * b) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[i][b] = row < rows && 16 * b + 4 * q < X ? *(const float4*)(at + 16 * b) : zeros();
         }
     };
     int first = blockIdx.x * ROWS;
@@ -132,7 +132,7 @@ __device__ inline void project(
             const bool mine = first / ROWS % gridDim.y == blockIdx.y;  // one of the shares writes xs
 #pragma unroll
             for (int b = 0; b < PIECES; ++b) {
-                const float4 r0 = times(v[0][b], scale[0]), r1 = times(v[1][b], scale[1]);
+                const float4 r0 = v[0][b] * scale[0], r1 = v[1][b] * scale[1];
                 to[2 * b * 32] = factor4<EXACT>(make_float4(r0.x, r1.x, r0.y, r1.y));
                 to[2 * b * 32 + 32] = factor4<EXACT>(make_float4(r0.z, r1.z, r0.w, r1.w));
                 const int row = first + row_of(own, g), column = 16 * b + 4 * q;

@@ -2,6 +2,7 @@
 // row's product with itself. gram is symmetric, so that half of it will do, with what is off the diagonal taken twice.
 // g = lane / 4, q = lane % 4, as in mma.cuh.
 #pragma once
+#include "float4.cuh"
 #include "mma.cuh"
 #include "reduce.cuh"
 
@@ -70,8 +71,6 @@ __device__ inline void row_scales(const float4 (&v)[2][PIECES], const uint4* fac
         scale[i] = root(squares[i], width, eps);
     }
 }
-
-__device__ inline float4 times(float4 v, float s) { return make_float4(v.x * s, v.y * s, v.z * s, v.w * s); }
 
 // Of one row of any width, by a warp.
 __device__ inline float row_scale(const float* row, const float* gram, int X, int width, float eps) {

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stem_scale(
             const float4* from = (const float4*)(x + row * Y + (Y - WIDE)) + q;
 #pragma unroll
             for (int b = 0; b < PIECES; ++b)
-                v[i][b] = row < rows ? from[4 * b] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[i][b] = row < rows ? from[4 * b] : zeros();
         }
         float scale[2];
         row_scales(v, factors, width, eps, scale);
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stem_scale(
             float4* to = (float4*)(xs + row * WIDE) + q;
 #pragma unroll
             for (int b = 0; b < PIECES; ++b)
-                if (row < rows) to[4 * b] = times(v[i][b], scale[i]);
+                if (row < rows) to[4 * b] = v[i][b] * scale[i];
         }
     }
 }

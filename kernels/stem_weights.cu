@@ -16,7 +16,7 @@ __device__ inline void tile(
     float *a = shared + warp * WARP_FLOATS, *b = a + ROWS * PITCH;  // [ROWS, PITCH], [DEPTH, COLUMNS]
     float4 sum[LANE_ROWS];
 #pragma unroll
-    for (int i = 0; i < LANE_ROWS; ++i) sum[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < LANE_ROWS; ++i) sum[i] = zeros();
     for (int k0 = warp * DEPTH; k0 < D; k0 += WARPS * DEPTH) {
         float4 left[LANE_ROWS], right[DEPTH / 4];
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ inline void tile(
                 float* to = a + 4 * j * PITCH + lane;
                 to[0] = left[j].x; to[PITCH] = left[j].y; to[2 * PITCH] = left[j].z; to[3 * PITCH] = left[j].w;
             } else {
-                *(float4*)(a + (4 * j + line) * PITCH + piece) = times(left[j], weight);
+                *(float4*)(a + (4 * j + line) * PITCH + piece) = left[j] * weight;
             }
         }
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ inline void tile(
     for (int t = threadIdx.x; t < ROWS * COLUMNS / 4; t += blockDim.x) {
         const int row = row0 + t / (COLUMNS / 4), column = column0 + t % (COLUMNS / 4) * 4;
         float4 total = ((const float4*)shared)[t];
-        for (int w = 1; w < WARPS; ++w) total = plus(total, ((const float4*)(shared + w * WARP_FLOATS))[t]);
+        for (int w = 1; w < WARPS; ++w) total = total + ((const float4*)(shared + w * WARP_FLOATS))[t];
         if (row < n && column < X) *(float4*)(out + (i64)row * X + column) = total;
     }
 }

@@ -17,8 +17,8 @@ __device__ inline void add_outer(float4 (&sum)[ROWS], float4 left, float4 right)
 
 // Both halves of the warp get their sum.
 __device__ inline float4 both_halves(float4 v) {
-    return plus(v, make_float4(__shfl_xor_sync(~0u, v.x, 16), __shfl_xor_sync(~0u, v.y, 16), __shfl_xor_sync(~0u, v.z, 16),
-                               __shfl_xor_sync(~0u, v.w, 16)));
+    return v + make_float4(__shfl_xor_sync(~0u, v.x, 16), __shfl_xor_sync(~0u, v.y, 16), __shfl_xor_sync(~0u, v.z, 16),
+                           __shfl_xor_sync(~0u, v.w, 16));
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) stem_weights_bwd(
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stem_weights_bwd(
         const float scale = mine ? norm[d] : 0.0f;
         float4 scaled[ROWS], spread[ROWS];
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) scaled[i] = spread[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int i = 0; i < ROWS; ++i) scaled[i] = spread[i] = zeros();
         for (int e = half; e < E; e += HALVES * AHEAD) {
             float4 left[AHEAD], right[AHEAD];
 #pragma unroll
