@@ -15,20 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from kernels.mixer_parts import conv_silu, gated_norm, sigmoid, softplus
+from kernels.mixer_parts import PARAMETERS, conv_silu, gated_norm, sigmoid, softplus
 from kernels.spec import REAL, Arg, Grid, Kernel
 
 INPUTS = (
     Arg("bxdt", REAL, "in", "R,K,E", "in_proj rows B, x, dt; E = N + DI + HD"),
     Arg("c", REAL, "in", "R,4,N", "in_proj rows C of the last four rows, oldest first"),
     Arg("z", REAL, "in", "R,DI", "gate of the last row"),
-    Arg("conv_weight", REAL, "in", "4,CH", "channels C, B, x; CH = 2 N + DI; tap 3 meets the present row"),
-    Arg("conv_bias", REAL, "in", "CH"),
-    Arg("dt_bias", REAL, "in", "HD"),
-    Arg("a_log", REAL, "in", "HD"),
-    Arg("d_skip", REAL, "in", "HD"),
-    Arg("norm_weight", REAL, "in", "DI"),
-    Arg("eps", REAL, "scalar"),
+    *PARAMETERS,
 )
 
 

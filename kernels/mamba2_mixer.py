@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 
 from kernels.mamba2_last import heads_first
-from kernels.mixer_parts import conv_silu, gated_norm, softplus
+from kernels.mixer_parts import PARAMETERS, conv_silu, gated_norm, softplus
 from kernels.spec import REAL, Arg, Grid, Kernel
 
 INPUTS = (
     Arg("zcbxdt", REAL, "in", "R,K,E", "in_proj rows z, C, B, x, dt; E = 2 DI + 2 N + HD"),
-    Arg("conv_weight", REAL, "in", "4,CH", "channels C, B, x; CH = 2 N + DI; tap 3 meets the present row"),
-    Arg("conv_bias", REAL, "in", "CH"),
-    Arg("dt_bias", REAL, "in", "HD"),
-    Arg("a_log", REAL, "in", "HD"),
-    Arg("d_skip", REAL, "in", "HD"),
-    Arg("norm_weight", REAL, "in", "DI"),
-    Arg("eps", REAL, "scalar"),
+    *PARAMETERS,
     Arg("tf32", "int32", "scalar", doc="1: factors of the products over rows, states and heads may be rounded to TF32"),
 )
 

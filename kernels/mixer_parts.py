@@ -1,4 +1,4 @@
-"""Mamba-2 between its two GEMMs: the pieces that the references of `mamba2_mixer` and `mamba2_last` share.
+"""Mamba-2 between its two GEMMs: the pieces that `mamba2_mixer` and `mamba2_last` share.
 
 Dao and Gu, "Transformers are SSMs" (ICML 2024): block of section 7.1 and figure 6 (right), SSD of equation 16 in the
 dual, masked-matrix form. Channel order of this project: z (gate), C, B, x, dt; the convolution covers C, B, x.
@@ -10,6 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from kernels.spec import REAL, Arg
+
+PARAMETERS = (
+    Arg("conv_weight", REAL, "in", "4,CH", "channels C, B, x; CH = 2 N + DI; tap 3 meets the present row"),
+    Arg("conv_bias", REAL, "in", "CH"),
+    Arg("dt_bias", REAL, "in", "HD"),
+    Arg("a_log", REAL, "in", "HD"),
+    Arg("d_skip", REAL, "in", "HD"),
+    Arg("norm_weight", REAL, "in", "DI"),
+    Arg("eps", REAL, "scalar"),
+)
 
 
 def sigmoid(u: Any, out: Any = None) -> Any:
