@@ -66,8 +66,7 @@ def announce(device: Device, cfg: StudyConfig, steps: int) -> None:
     """What is timed and where, before it takes its time: large settings take minutes on a processor."""
     sizes = {"n_backtests": cfg.env.n_backtests, "batch": cfg.learn.batch, "d_model": cfg.net.d_model}
     chosen = {} if device.name != "cpu" or cfg.run.device == "cpu" else {"no_gpu": probe.why_unavailable()}
-    where = device.model
-    log.info("timing", config=cfg.profile, device=where, **chosen, **sizes, warm_up=WARMUP, steps=steps)
+    log.info("timing", config=cfg.profile, device=device.model, **chosen, **sizes, warm_up=WARMUP, steps=steps)
 
 
 def measure(cfg: StudyConfig, steps: int, cold: bool = False) -> dict[str, Any]:

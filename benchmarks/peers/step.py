@@ -22,6 +22,7 @@ from benchmarks.peers.environment import SETTINGS as LANES
 from benchmarks.peers.network import forward
 from kernels.isv import GROUPS
 from kernels.rollout_serve import permute
+from kernels.stem_weights import stem_columns
 from trainer.config import StudyConfig
 from trainer.env.actions import target_table
 from trainer.learn.rollout import TM
@@ -66,15 +67,15 @@ def state_of(cfg: StudyConfig, arrays: dict[str, np.ndarray], folded: bool = Fal
 
 def _wide_features(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Features | 1 | zeros, to a multiple of 8 columns; normalising leaves the new ones as they are."""
-    wide = 8 * (state["market.features"].shape[1] // 8 + 1)
+    features = state["market.features"].shape[1]
 
     def filled(name: str, value: float) -> np.ndarray:
-        columns = wide - state[name].shape[-1]
-        more = np.full((*state[name].shape[:-1], columns), value, state[name].dtype)
+        shape = *state[name].shape[:-1], stem_columns(features) - features
+        more = np.full(shape, value, state[name].dtype)
         return np.concatenate([state[name], more], -1)
 
     found = {"market.features": filled("market.features", 0), "market.mean": filled("market.mean", 0)}
-    found["market.features"][:, state["market.features"].shape[1]] = 1
+    found["market.features"][:, features] = 1
     return {**found, "market.std": filled("market.std", 1)}
 
 

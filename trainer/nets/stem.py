@@ -30,12 +30,7 @@ from kernels.vectors import padded
 from trainer.config import NetConfig
 from trainer.device.base import Device
 from trainer.device.fields import Field
-from trainer.nets.layers import (
-    gradients,
-    linear,
-    linear_backward_weight,
-    rows,
-)
+from trainer.nets.layers import gradients, linear, linear_backward_weight, rows
 from trainer.nets.mamba2 import EPS, MixerAll
 
 
